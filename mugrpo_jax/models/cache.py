@@ -1,0 +1,148 @@
+"""Prefill and decode as pure functions over an explicit key-value cache.
+
+The sampler owns the cache; nothing here allocates or grows it behind its back.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mugrpo_jax.models import decoder
+from mugrpo_jax.models.attention import Backend, attention
+from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.rope import rotation
+from mugrpo_jax.models.sharding import constrain
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of every row so far.
+
+    Attributes:
+      keys: one array a layer, `[B, S, kv_heads, head_dim]`, rotated; separate arrays, because slicing a
+        stacked cache in a decode loop copies it.
+      values: as `keys`.
+      lengths: `[B]` int32, how many entries of each row are filled. What lies behind them is never read.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    lengths: jax.Array
+
+
+def empty_cache(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> Cache:
+    """A cache of zeros with room for `length` tokens in each of `rows` rows."""
+    shape = (rows, length, config.num_kv_heads, config.head_dim)
+    layers = range(config.num_layers)
+    return Cache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        values=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        lengths=jnp.zeros(rows, jnp.int32),
+    )
+
+
+def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> int:
+    """Size of `empty_cache` with these arguments."""
+    entry = config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+    return 2 * config.num_layers * rows * length * entry
+
+
+def decode_params(params: Params) -> Params:
+    """The same parameters with the layers as a list of trees: the form `prefill` and `decode_step` read.
+
+    Made once per generation phase, so that the decode loop does not slice stacked weights at every step.
+    """
+    return {**params, "layers": decoder.unstack(params["layers"])}
+
+
+def prefill(
+    graphdef: Any, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
+) -> tuple[jax.Array, Cache]:
+    """Run right-padded prompts through the model.
+
+    Args:
+      graphdef: the decoder's static definition.
+      params: from `decode_params`.
+      tokens: prompts `[B, T]`.
+      lengths: their lengths `[B]`, each at least 1.
+      backend: attention back end.
+
+    Returns:
+      float32 logits `[B, V]` for the token after each prompt, and a cache with `S == T`.
+    """
+    model, block, layers = _merge(graphdef, params)
+    rope = rotation(model.config, jnp.arange(tokens.shape[1])[None])
+    keys, values = [], []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        keys.append(k)
+        values.append(v)
+        return attention(q, k, v, backend=backend)
+
+    x = model.embed_tokens(tokens)
+    for weights in layers:
+        x = nnx.merge(block, weights)(x, rope, attend)
+    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    return _head(model, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
+
+
+def decode_step(
+    graphdef: Any,
+    params: Params,
+    cache: Cache,
+    tokens: jax.Array,
+    *,
+    read: int | None = None,
+    backend: Backend = "auto",
+) -> tuple[jax.Array, Cache]:
+    """Append one token to every row.
+
+    Args:
+      graphdef: the decoder's static definition.
+      params: from `decode_params`.
+      cache: the rows so far; donate it, it is updated in place.
+      tokens: the next token of each row `[B]`; it takes position `cache.lengths`.
+      read: attend to the first `read` cache entries only. The caller promises that every row that matters
+        has `length < read`; entries beyond are not touched by the memory system.
+      backend: attention back end.
+
+    Returns:
+      float32 logits `[B, V]` for the token after, and the cache one entry longer in every row.
+    """
+    model, block, layers = _merge(graphdef, params)
+    rows = jnp.arange(tokens.shape[0])
+    at = cache.lengths
+    rope = rotation(model.config, at[:, None])
+    keys, values = [], []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        layer = len(keys)
+        keys.append(cache.keys[layer].at[rows, at].set(k[:, 0], mode="drop"))
+        values.append(cache.values[layer].at[rows, at].set(v[:, 0], mode="drop"))
+        filled = jnp.minimum(at + 1, read or keys[-1].shape[1])
+        return attention(q, keys[-1][:, :read], values[-1][:, :read], lengths=filled, backend=backend)
+
+    x = model.embed_tokens(tokens[:, None])
+    for weights in layers:
+        x = nnx.merge(block, weights)(x, rope, attend)
+    return _head(model, x), Cache(tuple(keys), tuple(values), at + 1)
+
+
+def _merge(graphdef: Any, params: Params) -> tuple[Any, Any, list[Params]]:
+    """The model without its layers, the definition of one layer, and the layers' weights."""
+    layers = params["layers"]
+    # The stacked layers are replaced by the first one, just to complete the module; each is merged by itself.
+    model = nnx.merge(graphdef, {**params, "layers": layers[0]})
+    block, _ = nnx.split(model.layers, nnx.Param)
+    return model, block, layers
+
+
+def _head(model: Any, x: jax.Array) -> jax.Array:
+    h = decoder.rms_norm(x[:, 0], model.norm[...], model.config.norm_eps)
+    z = jnp.einsum("bd,vd->bv", h, model.head_matrix(), preferred_element_type=jnp.float32)
+    return constrain(z, "batch", "vocab")

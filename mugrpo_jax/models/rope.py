@@ -1,0 +1,36 @@
+"""Rotary position embeddings, with Llama 3's frequency scaling."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mugrpo_jax.models.config import ModelConfig
+
+
+def frequencies(config: ModelConfig) -> np.ndarray:
+    """Angle per position of each of the `head_dim / 2` rotated pairs, float32."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    inverse = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse
+    # Short wavelengths stay, long ones are stretched by `factor`, those between are blended.
+    wavelength = 2 * np.pi / inverse
+    turns = scaling.original_max_positions / wavelength
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = np.clip(blend, 0.0, 1.0)
+    return ((1 - blend) * inverse / scaling.factor + blend * inverse).astype(np.float32)
+
+
+def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine `[B, T, 1, head_dim / 2]` in float32 for integer positions `[B, T]`."""
+    angles = positions.astype(jnp.float32)[..., None, None] * frequencies(config)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotate the two halves of each head of `x [B, T, heads, head_dim]`, in float32."""
+    cos, sin = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

@@ -1,0 +1,127 @@
+"""One mesh, one table: how logical axes of parameters and activations fall on `data`, `fsdp`, `tensor`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax.models.config import ModelConfig
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# Logical axis -> mesh axes. The batch is split over both data-parallel axes; parameters are split over
+# `fsdp` along the model width and over `tensor` along heads, MLP width and vocabulary.
+RULES: dict[str | None, str | tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "layers": None,
+    None: None,
+}
+
+# Parameter name -> logical axes; those of a layer carry the stacked `layers` axis in front.
+PARAM_AXES: dict[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "embed"),
+    "head": ("vocab", "embed"),
+    "norm": (None,),
+    "attn_norm": ("layers", None),
+    "mlp_norm": ("layers", None),
+    "q": ("layers", "embed", "heads"),
+    "k": ("layers", "embed", "kv_heads"),
+    "v": ("layers", "embed", "kv_heads"),
+    "o": ("layers", "heads", "embed"),
+    "q_bias": ("layers", "heads"),
+    "k_bias": ("layers", "kv_heads"),
+    "v_bias": ("layers", "kv_heads"),
+    "q_norm": ("layers", None),
+    "k_norm": ("layers", None),
+    "gate": ("layers", "embed", "mlp"),
+    "up": ("layers", "embed", "mlp"),
+    "down": ("layers", "mlp", "embed"),
+}
+
+
+def make_mesh(
+    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh with the three axes; one of the sizes may be -1 and takes what is left.
+
+    >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
+    {'data': 1, 'fsdp': 1, 'tensor': 1}
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = [data, fsdp, tensor]
+    free = [i for i, size in enumerate(sizes) if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes):
+        raise ValueError(f"mesh: sizes must be positive with at most one -1, got {_describe(sizes)}")
+    if free:
+        known = math.prod(size for size in sizes if size != -1)
+        sizes[free[0]] = len(devices) // known
+    if math.prod(sizes) != len(devices):
+        raise ValueError(f"mesh: {_describe(sizes)} does not multiply to the {len(devices)} devices")
+    if devices[0].platform == "cpu":
+        grid = np.asarray(devices).reshape(sizes)
+    else:
+        from jax.experimental import mesh_utils
+
+        grid = mesh_utils.create_device_mesh(sizes, devices=devices, allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def spec(*logical: str | None) -> P:
+    """Partition spec of an array whose axes have these logical names."""
+    return P(*(RULES[name] for name in logical))
+
+
+def param_sharding(mesh: Mesh, params: Any) -> Any:
+    """Shardings for a (possibly abstract) parameter tree, by the name of each leaf."""
+
+    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        axes = PARAM_AXES.get(path[-1].key)
+        if axes is None or len(axes) != len(leaf.shape):
+            return NamedSharding(mesh, P())  # a user's own model: replicated unless its names are ours
+        return NamedSharding(mesh, spec(*axes))
+
+    return jax.tree.map_with_path(one, params)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over the data-parallel axes, everything else replicated."""
+    return NamedSharding(mesh, spec("batch"))
+
+
+def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
+    """Pin an activation's sharding when a mesh is set (`jax.set_mesh`); otherwise do nothing."""
+    mesh = current_mesh()
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, spec(*logical))
+
+
+def current_mesh() -> Any | None:
+    """The mesh set around the program being traced, if it is ours and has more than one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if tuple(mesh.axis_names) == MESH_AXES and mesh.size > 1 else None
+
+
+def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
+    """Refuse a mesh that does not divide the model, naming the axis and the numbers."""
+    fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
+    for axis, size, what, dimension in (
+        ("fsdp", fsdp, "hidden_size", config.hidden_size),
+        ("tensor", tensor, "num_heads", config.num_heads),
+        ("tensor", tensor, "num_kv_heads", config.num_kv_heads),
+        ("tensor", tensor, "intermediate_size", config.intermediate_size),
+        ("tensor", tensor, "vocab_size", config.vocab_size),
+    ):
+        if dimension % size:
+            raise ValueError(f"mesh: {axis}={size} does not divide the model's {what}={dimension}")
+
+
+def _describe(sizes: Sequence[int]) -> str:
+    return " × ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes))
