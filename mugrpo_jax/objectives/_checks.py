@@ -1,0 +1,53 @@
+"""Trace-time checks: one line that names the argument, what it got and what is possible."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def is_number(value: Any) -> bool:
+    """True for a plain Python or NumPy number, false for a traced value, which cannot be compared."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuse a value that is not one of the choices."""
+    if value not in (choices := tuple(choices)):
+        raise ValueError(f"{name} is {value!r}; possible: {', '.join(map(repr, choices))}")
+
+
+def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = False) -> None:
+    """Refuse a number below `low` (or at it, when strict), and NaN. Traced values pass."""
+    if isinstance(value, (str, bool)) or value is None:
+        raise ValueError(f"{name} is {value!r}; possible: a number")
+    if is_number(value) and not (value > low if strict else value >= low):
+        raise ValueError(
+            f"{name} is {value}; possible: a number {'above' if strict else 'not below'} {low:g}"
+        )
+
+
+def check_bounds(clip_low: Any, clip_high: Any, names: tuple[str, str] = ("clip_low", "clip_high")) -> None:
+    """Refuse bounds on a ratio that are negative or the wrong way round. Traced values pass."""
+    low_name, high_name = names
+    check_number(low_name, clip_low)
+    check_number(high_name, clip_high, low=-math.inf)
+    if is_number(clip_low) and is_number(clip_high) and not clip_low <= clip_high:
+        raise ValueError(
+            f"{low_name}={clip_low}, {high_name}={clip_high} are the wrong way round; "
+            f"possible: absolute ratios with 0 <= {low_name} <= {high_name}"
+        )
+
+
+def check_shape(name: str, array: Any, *shapes: tuple[int, ...]) -> None:
+    """Refuse an array whose shape is none of the possible ones."""
+    if tuple(np.shape(array)) not in shapes:
+        possible = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} has shape {tuple(np.shape(array))}; possible: {possible}")
+
+
+def check_rank(name: str, array: Any, rank: int, axes: str) -> None:
+    """Refuse an array that does not have these axes."""
+    if np.ndim(array) != rank:
+        raise ValueError(f"{name} has shape {tuple(np.shape(array))}; possible: {axes}")

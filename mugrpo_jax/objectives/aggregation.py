@@ -1,0 +1,69 @@
+"""How the objectives of single tokens become one loss.
+
+With the mask `m`, the length `L_i` of response `i` and the objective `J` of a token:
+
+    token_mean            (1 / N) Σ_i Σ_t m J             N = Σ m
+    seq_mean_token_mean   (1 / n) Σ_i (1 / L_i) Σ_t m J   n = responses with at least one token
+    seq_mean_token_sum    (1 / n) Σ_i Σ_t m J
+    constant              (1 / (n · L_max)) Σ_i Σ_t m J   L_max = the generation budget, the same for all
+
+The leading factor is one over the *denominator*. It belongs to the whole update: compute it once with
+`denominator` and hand it to the objective with every micro-batch, then losses and gradients add up.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank
+
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
+
+
+def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -> Any:
+    """What the sum over tokens is divided by, from the response mask of a whole update.
+
+    Rows without a valid token are padding and are not counted. The result is a scalar of the mask's own
+    library (NumPy in, NumPy out). The denominators of the parts of an update add up to that of the update.
+
+    Args:
+      mask: `[B, T]`, non-zero on response tokens.
+      aggregation: one of `AGGREGATIONS`.
+      max_length: the generation budget in tokens, needed by `constant` and by nothing else. It has no
+        default here, because the width of a padded or bucketed micro-batch is not the budget.
+
+    >>> import numpy as np
+    >>> mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    >>> [int(denominator(mask, kind)) for kind in ("token_mean", "seq_mean_token_mean")]
+    [4, 2]
+    >>> int(denominator(mask, "constant", max_length=100))
+    200
+    """
+    check_choice("aggregation", aggregation, AGGREGATIONS)
+    check_rank("mask", mask, 2, "[B, T]")
+    valid = mask != 0
+    if aggregation == "token_mean":
+        return valid.sum()
+    if aggregation != "constant":
+        return valid.any(axis=1).sum()
+    if max_length is None:
+        raise ValueError("max_length is None; aggregation 'constant' needs the generation budget in tokens")
+    check_number("max_length", max_length, strict=True)
+    return valid.any(axis=1).sum() * max_length
+
+
+def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -> jax.Array:
+    """The factor `[B, T]` by which each token's objective enters the loss; zero on padding.
+
+    >>> token_shares(jnp.array([[1, 1], [1, 0]]), "seq_mean_token_mean", denominator=2).tolist()
+    [[0.25, 0.25], [0.5, 0.0]]
+    """
+    check_choice("aggregation", aggregation, AGGREGATIONS)
+    valid = (mask != 0).astype(jnp.float32)
+    total = jnp.asarray(denominator, jnp.float32)
+    shares = valid / jnp.where(total > 0, total, 1.0)  # nothing to average: a loss of zero
+    if aggregation == "seq_mean_token_mean":
+        shares = shares / jnp.maximum(valid.sum(axis=1, keepdims=True), 1.0)
+    return shares

@@ -1,0 +1,147 @@
+"""The clipped surrogate `min(ρ A, clip(ρ, low, high) A)` with the bounds and averages of each method."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import jax
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_bounds
+from mugrpo_jax.objectives._objective import (
+    SharedKnobs,
+    finish,
+    min_form,
+    objective,
+    read_tokens,
+    token_fraction,
+)
+from mugrpo_jax.objectives.metrics import Metrics
+from mugrpo_jax.objectives.veto import veto_mask, veto_metrics
+
+
+@objective
+def mu_grpo(
+    logp: ArrayLike,
+    behavior_logp: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    *,
+    denominator: ArrayLike | None = None,
+    clip_low: ArrayLike = 0.0,
+    clip_high: ArrayLike = 5.0,
+    veto: str = "suffix",
+    veto_ratio: ArrayLike = 1e-4,
+    aggregation: str = "token_mean",
+    **shared: Unpack[SharedKnobs],
+) -> tuple[jax.Array, Metrics]:
+    """µ-GRPO: relaxed clipping and the negative-advantage veto (arXiv 2605.17570).
+
+        L = −(1/Z) Σ_t m_t · keep_t · min(ρ_t A, clip(ρ_t, 0, 5) A)
+
+    For A > 0 the gradient stops beyond ρ = 5; for A < 0 nothing is clipped, and `keep` is the veto, computed
+    from the current ratios. Z counts the tokens of the original mask: a veto removes terms and rescales
+    nothing. Bounds and veto are published; the min-form and Z are our reading.
+
+    Args:
+      logp: `[B, T]` log-probs of the policy.
+      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
+      advantages: `[B]` or `[B, T]`, see `group_advantages`.
+      mask: `[B, T]`, non-zero on response tokens.
+      denominator: Z of the whole update, when this call sees a part of it.
+      clip_low, clip_high: bounds on the ratio.
+      veto: scope of the veto, see `veto_mask`.
+      veto_ratio: τ, the ratio below which a token is a trigger.
+      aggregation: see `AGGREGATIONS`.
+      **shared: the knobs all objectives share, see the package docstring.
+
+    Returns:
+      The loss, and metrics with `clipped/tokens` and those of `veto_metrics`.
+
+    >>> import jax.numpy as jnp
+    >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
+    >>> loss, metrics = mu_grpo(jnp.log(ratio), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
+    >>> round(float(loss), 4)  # −(5 + 1 + 1 − 1 − 1e-5) / 6: the last token is vetoed
+    -1.0
+    >>> round(float(metrics["vetoed/tokens"]), 4)
+    0.1667
+    """
+    check_bounds(clip_low, clip_high)
+    tokens = read_tokens(logp, behavior_logp, advantages, mask)
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
+    seen = (tokens.log_ratio, tokens.advantages, tokens.mask)
+    keep = veto_mask(*seen, scope=veto, ratio=veto_ratio)
+    metrics = {
+        "clipped/tokens": token_fraction(tokens, clipped),
+        **veto_metrics(*seen, keep, ratio=veto_ratio),
+    }
+    return finish(
+        mu_grpo,
+        tokens,
+        keep * surrogate,
+        metrics,
+        denominator=denominator,
+        aggregation=aggregation,
+        shared=shared,
+    )
+
+
+@objective
+def grpo(
+    logp: ArrayLike,
+    behavior_logp: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    *,
+    denominator: ArrayLike | None = None,
+    clip_low: ArrayLike = 0.8,
+    clip_high: ArrayLike = 1.2,
+    aggregation: str = "seq_mean_token_mean",
+    **shared: Unpack[SharedKnobs],
+) -> tuple[jax.Array, Metrics]:
+    """GRPO: PPO's clipped surrogate with group advantages (arXiv 2402.03300).
+
+        J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A) − β k3(π, reference)
+
+    β is `kl_coef`, zero unless set; it needs `reference_logp`.
+
+    Args:
+      logp: `[B, T]` log-probs of the policy.
+      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
+      advantages: `[B]` or `[B, T]`, see `group_advantages`.
+      mask: `[B, T]`, non-zero on response tokens.
+      denominator: that of the whole update, when this call sees a part of it.
+      clip_low, clip_high: bounds on the ratio.
+      aggregation: see `AGGREGATIONS`; `token_mean` is as common as the default.
+      **shared: the knobs all objectives share, see the package docstring.
+
+    Returns:
+      The loss, and metrics with `clipped/tokens`.
+
+    >>> import jax.numpy as jnp
+    >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
+    >>> loss, metrics = grpo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
+    >>> round(float(loss), 4)  # −((1.2 + 1) / 2 − 0.8) / 2
+    -0.15
+    """
+    return _clipped(
+        grpo,
+        (logp, behavior_logp, advantages, mask),
+        clip_low,
+        clip_high,
+        denominator=denominator,
+        aggregation=aggregation,
+        shared=shared,
+    )
+
+
+def _clipped(
+    function: Callable[..., Any],
+    inputs: Sequence[ArrayLike],
+    clip_low: ArrayLike,
+    clip_high: ArrayLike,
+    **rest: Any,
+) -> tuple[jax.Array, Metrics]:
+    check_bounds(clip_low, clip_high)
+    tokens = read_tokens(*inputs)
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
+    return finish(function, tokens, surrogate, {"clipped/tokens": token_fraction(tokens, clipped)}, **rest)

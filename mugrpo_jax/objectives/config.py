@@ -1,0 +1,94 @@
+"""An objective by name, with its knobs: what a training run writes into its config."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mugrpo_jax.objectives._checks import check_choice
+from mugrpo_jax.objectives._objective import check_knobs
+from mugrpo_jax.objectives.clipped import grpo, mu_grpo
+from mugrpo_jax.objectives.metrics import Metrics
+
+Objective = Callable[..., tuple[jax.Array, Metrics]]
+
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+    {function.__name__: function for function in (mu_grpo, grpo)}
+)
+
+# Arrays of the batch and statistics of the update: arguments of a call, not settings of a run.
+_PER_CALL = ("denominator", "weights", "reference_logp", "entropy", "proximal_logp", "ess", "bounds")
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Names an objective and the knobs that differ from its defaults.
+
+    Validated when built: an unknown name, an unknown knob or a value the objective refuses is a `ValueError`.
+    Hashable, so it can be a static argument of a jitted function.
+
+    Attributes:
+      name: a key of `OBJECTIVES`.
+      knobs: settings passed to it by keyword: numbers, strings, booleans, None.
+
+    >>> config = ObjectiveConfig("grpo", {"clip_high": 1.28})
+    >>> objective = config.build()
+    >>> batch = [jnp.zeros((2, 3)), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3))]
+    >>> loss, metrics = objective(*batch, denominator=2)
+    >>> config.settings["clip_high"], config.settings["aggregation"]
+    (1.28, 'seq_mean_token_mean')
+    >>> ObjectiveConfig("grpo", {"clip_max": 2})
+    Traceback (most recent call last):
+    ValueError: grpo has no knob 'clip_max'; possible: denominator, clip_low, clip_high, ...
+    """
+
+    name: str = "mu_grpo"
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check names and values; the objective itself checks the values, on abstract arrays."""
+        check_choice("name", self.name, OBJECTIVES)
+        function = OBJECTIVES[self.name]
+        check_knobs(function, self.knobs)
+        for knob, value in self.knobs.items():
+            if knob in _PER_CALL:
+                raise ValueError(
+                    f"knob {knob!r} is an argument of each call; possible: {', '.join(self.settings)}"
+                )
+            if not isinstance(value, (int, float, str, bool, type(None))):
+                raise ValueError(
+                    f"knob {knob!r} is {value!r}; possible: a number, a string, a boolean or None"
+                )
+        object.__setattr__(self, "knobs", MappingProxyType(dict(self.knobs)))
+        tokens = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+        arrays = {
+            k: tokens for k in ("reference_logp", "entropy", "proximal_logp") if k in _parameters(function)
+        }
+        jax.eval_shape(self.build(), tokens, tokens, tokens, tokens, **arrays)
+
+    def __hash__(self) -> int:
+        return hash((self.name, frozenset(self.knobs.items())))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the objective: the given knobs, and the defaults of the others."""
+        parameters = _parameters(OBJECTIVES[self.name])
+        defaults = {
+            name: p.default
+            for name, p in parameters.items()
+            if p.kind is p.KEYWORD_ONLY and name not in _PER_CALL
+        }
+        return defaults | dict(self.knobs)
+
+    def build(self) -> Objective:
+        """The objective with these knobs, to be called like any other."""
+        return functools.partial(OBJECTIVES[self.name], **self.knobs)
+
+
+def _parameters(function: Objective) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters

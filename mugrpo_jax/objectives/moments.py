@@ -1,0 +1,109 @@
+"""How far the policy has moved from the behavior policy, in one number."""
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_rank, check_shape
+from mugrpo_jax.objectives._objective import on_tokens
+from mugrpo_jax.objectives.metrics import mean_over
+
+
+def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
+    """The effective sample size of the token ratios, as a share of the tokens (P3O, arXiv 2605.12380).
+
+        e = (Σ ρ)² / ((Σ ρ² + 1e-8) · |B|)     over the valid tokens B
+
+    1 when all ratios are equal, 1/|B| when one dominates. It is 1 if there is no valid token or a sum is not
+    finite. A whole update in parts: add up `ratio_sums` and give the total to `ess_from_sums`.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+
+    Returns:
+      A scalar without gradient.
+
+    >>> ratio = jnp.array([[4.0, 1.0, 1.0, 1.0]])
+    >>> round(float(effective_sample_size(jnp.log(ratio), jnp.ones_like(ratio))), 6)
+    0.644737
+    """
+    return ess_from_sums(ratio_sums(log_ratio, mask))
+
+
+def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
+    """`[Σ ρ, Σ ρ², |B|]` over the valid tokens: what the effective sample size is made of, and adds up.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+
+    >>> parts = [ratio_sums(jnp.log(jnp.array([[r]])), jnp.ones((1, 1))) for r in (4.0, 1.0, 1.0, 1.0)]
+    >>> round(float(ess_from_sums(sum(parts))), 6)
+    0.644737
+    """
+    log_ratio, valid = _read(log_ratio, mask)
+    ratio = jnp.where(valid, jnp.exp(log_ratio), 0.0)
+    return jnp.stack([ratio.sum(), (ratio**2).sum(), valid.sum().astype(jnp.float32)])
+
+
+def ess_from_sums(sums: ArrayLike) -> jax.Array:
+    """The effective sample size from `ratio_sums`, added up over any parts.
+
+    >>> float(ess_from_sums(jnp.array([6.0, 12.0, 4.0])))
+    0.75
+    """
+    total, squares, count = jnp.asarray(sums)
+    ess = total**2 / ((squares + 1e-8) * jnp.maximum(count, 1.0))
+    return jnp.where((count > 0) & jnp.isfinite(ess) & jnp.isfinite(squares), ess, 1.0)
+
+
+def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
+    """The effective sample size of whole responses, as a share of the responses.
+
+    The weight of response i is `w_i = exp(Σ_t l_t)`. Products of many ratios leave the range of float32, so
+    the quotient `(Σ w)² / (n Σ w²)` is taken relative to the largest weight. 1 if there is no response.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens; rows without any do not count.
+
+    Returns:
+      A scalar without gradient.
+
+    >>> log_ratio = jnp.log(jnp.array([[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))
+    >>> round(float(sequence_ess(log_ratio, jnp.ones((4, 2)))), 6)
+    0.644737
+    """
+    log_ratio, valid = _read(log_ratio, mask)
+    present = valid.any(axis=1)
+    log_weights = jnp.where(present, log_ratio.sum(axis=1), -jnp.inf)
+    largest = log_weights.max(initial=-jnp.inf)
+    weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(largest), largest, 0.0))
+    ess = weights.sum() ** 2 / jnp.maximum((weights**2).sum() * present.sum(), 1e-8)
+    return jnp.where(present.any(), ess, 1.0)
+
+
+def second_moment(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
+    """The mean of `l²` over the valid tokens, the quantity that M2PO bounds (arXiv 2510.01161).
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+
+    Returns:
+      A scalar without gradient; 0 if there is no valid token.
+
+    >>> round(float(second_moment(jnp.array([[0.3, -0.1, 9.0]]), jnp.array([[1, 1, 0]]))), 4)
+    0.05
+    """
+    log_ratio, valid = _read(log_ratio, mask)
+    return mean_over((log_ratio**2).sum(), valid.sum())
+
+
+def _read(log_ratio: ArrayLike, mask: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    check_rank("log_ratio", log_ratio, 2, "[B, T]")
+    check_shape("mask", mask, jnp.shape(log_ratio))
+    valid = jnp.asarray(mask) != 0
+    return stop_gradient(on_tokens(log_ratio, valid)), valid
