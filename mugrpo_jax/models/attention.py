@@ -4,7 +4,6 @@ Rows are right-padded, so causality alone keeps real tokens from seeing padding:
 training and prefill. Decoding passes the number of filled cache entries per row instead.
 """
 
-import functools
 from typing import Literal
 
 import jax
@@ -105,7 +104,6 @@ def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return out.swapaxes(1, 2)[:, :length, :, :width]
 
 
-@functools.cache
 def _splash_kernel(heads: int, length: int):  # type: ignore[no-untyped-def]
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -122,5 +120,4 @@ def _splash_kernel(heads: int, length: int):  # type: ignore[no-untyped-def]
         block_kv_dq=block,
     )
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
-    with jax.ensure_compile_time_eval():
-        return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+    return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)

@@ -84,7 +84,7 @@ def param_sharding(mesh: Mesh, params: Any) -> Any:
     """Shardings for a (possibly abstract) parameter tree, by the name of each leaf."""
 
     def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        axes = PARAM_AXES.get(path[-1].key)
+        axes = PARAM_AXES.get(getattr(path[-1], "key", ""))
         if axes is None or len(axes) != len(leaf.shape):
             return NamedSharding(mesh, P())  # a user's own model: replicated unless its names are ours
         return NamedSharding(mesh, spec(*axes))

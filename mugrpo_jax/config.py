@@ -1,0 +1,309 @@
+"""The configuration of a run: frozen dataclasses, YAML files, dotted overrides.
+
+Every key has one default and one meaning, both here. Unknown keys are refused with the nearest known name.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from mugrpo_jax.objectives import ObjectiveConfig
+
+
+def key(default: Any, meaning: str) -> Any:
+    """A config field with its default and its meaning."""
+    if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
+        return dataclasses.field(default_factory=lambda: default, metadata={"meaning": meaning})
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run, with the key and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    """Shape of the embedded model, trained from scratch."""
+
+    hidden_size: int = key(128, "model width")
+    num_layers: int = key(4, "number of layers")
+    num_heads: int = key(4, "attention heads")
+    num_kv_heads: int = key(4, "key-value heads")
+    intermediate_size: int = key(384, "MLP width")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Which policy is trained and how it is computed."""
+
+    source: str = key("tiny", "`tiny`, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m")
+    tiny: TinyModel = key(TinyModel(), "shape when `source` is `tiny`")
+    compute_dtype: Literal["float32", "bfloat16"] = key(
+        "bfloat16", "dtype of the forward and backward pass; masters are float32"
+    )
+    sampling_dtype: Literal["float32", "bfloat16"] = key("bfloat16", "dtype of weights and cache in sampling")
+    remat: Literal["none", "dots", "full"] = key("dots", "what is recomputed in the backward pass")
+    scan_layers: bool = key(True, "scan over layers (small programs) or unroll them (faster for small models)")
+    attention: Literal["auto", "xla", "cudnn", "splash"] = key("auto", "attention back end")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """Where prompts come from and how answers are scored."""
+
+    name: str = key("arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source")
+    options: dict[str, Any] = key({}, "options of that task, by name")
+    reward: str | None = key(None, "reward function: math, exact, or your own module:function; None: the task's")
+    scorers: int = key(0, "scoring processes; 0 scores in this process (only for rewards that cannot hang)")
+    deadline: float = key(5.0, "seconds after which scoring one answer is given up and counted")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How rollouts are drawn. Raw by default: temperature 1, no truncation."""
+
+    temperature: float = key(1.0, "divides the logits; training applies the same")
+    max_prompt_tokens: int = key(1536, "longest prompt; a longer one is refused with its index")
+    max_response_tokens: int = key(2560, "longest response; what is cut there finishes by `length`")
+    slots: int | None = key(None, "sequences decoded at once; None plans them from device memory")
+    prompts_per_shard: int = key(64, "prompts in one file of rollouts, the unit that survives a kill")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The four batch sizes, and how often a stage's data is used."""
+
+    prompts_per_update: int = key(64, "prompts in one optimizer update")
+    responses_per_prompt: int = key(8, "responses sampled for each prompt, the group of the advantage")
+    updates_per_stage: int = key(1024, "µ: updates between two generations")
+    stages: int = key(4, "generations in the run")
+    epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all")
+    tokens_per_micro_batch: int = key(32768, "padded tokens in one forward-backward pass, over all devices")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """AdamW."""
+
+    learning_rate: float = key(1e-6, "peak learning rate")
+    schedule: Literal["constant", "cosine", "linear"] = key("constant", "shape after warm-up")
+    warmup_updates: int = key(0, "updates of linear warm-up")
+    beta1: float = key(0.9, "decay of the first moment")
+    beta2: float = key(0.999, "decay of the second moment")
+    eps: float = key(1e-8, "added to the root of the second moment")
+    weight_decay: float = key(0.01, "decoupled decay of matrices (norms and biases are exempt)")
+    grad_clip: float = key(1.0, "largest global gradient norm; 0 turns clipping off")
+    max_skipped: int = key(20, "non-finite updates, which are skipped, after which the run stops")
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Supervised training on worked solutions before the first stage."""
+
+    updates: int = key(0, "updates; 0 skips the warm start")
+    rows_per_update: int = key(128, "solutions in one update")
+    problems: int | None = key(None, "how many training problems to take the solutions from; None: all")
+    learning_rate: float = key(1e-3, "peak learning rate, cosine to zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Held-out accuracy before the first stage and after each."""
+
+    problems: int = key(256, "held-out problems; 0 turns evaluation off")
+    samples: int = key(1, "responses per problem")
+    temperature: float = key(1.0, "sampling temperature; 0 is greedy")
+    top_p: float = key(1.0, "nucleus truncation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """What is kept on disk."""
+
+    every: int = key(64, "updates between checkpoints inside a stage; each stage ends with one anyway")
+    keep_last: int = key(2, "newest checkpoints kept")
+    keep_best: int = key(1, "checkpoints kept by held-out accuracy")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshShape:
+    """Devices along each axis; -1 takes what is left."""
+
+    data: int = key(1, "copies of the model")
+    fsdp: int = key(-1, "devices that share one copy's parameters and split the batch")
+    tensor: int = key(1, "devices that split heads, MLP and vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that defines a run."""
+
+    seed: int = key(0, "every random choice derives from it")
+    model: Model = key(Model(), "the policy")
+    task: TaskConfig = key(TaskConfig(), "prompts and rewards")
+    sampling: Sampling = key(Sampling(), "rollouts")
+    batch: Batch = key(Batch(), "batch sizes")
+    objective: ObjectiveConfig = key(ObjectiveConfig(), "the loss and its knobs")
+    advantage: Literal["std", "mean", "rloo", "batch_std"] = key("std", "how rewards become advantages")
+    optimizer: Optimizer = key(Optimizer(), "AdamW")
+    warm_start: WarmStart = key(WarmStart(), "supervised start")
+    evaluation: Evaluation = key(Evaluation(), "held-out accuracy")
+    checkpoints: Checkpoints = key(Checkpoints(), "what is kept")
+    mesh: MeshShape = key(MeshShape(), "devices")
+    track_drift: bool = key(True, "record parameter drift and gradient cosine (two more copies of the weights)")
+
+    def __post_init__(self) -> None:
+        batch = self.batch
+        for name in ("prompts_per_update", "responses_per_prompt", "updates_per_stage", "stages"):
+            if getattr(batch, name) < 1:
+                raise ConfigError(f"batch.{name}: must be at least 1, got {getattr(batch, name)}")
+        if batch.responses_per_prompt < 2:
+            raise ConfigError("batch.responses_per_prompt: a group needs at least 2 responses, got 1")
+        if batch.updates_per_stage % batch.epochs_per_stage:
+            raise ConfigError(
+                f"batch.epochs_per_stage: {batch.epochs_per_stage} does not divide "
+                f"batch.updates_per_stage={batch.updates_per_stage}"
+            )
+        longest = self.sampling.max_prompt_tokens + self.sampling.max_response_tokens
+        if batch.tokens_per_micro_batch < longest:
+            raise ConfigError(
+                f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
+                f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
+            )
+        if self.sampling.temperature <= 0:
+            raise ConfigError(
+                f"sampling.temperature: must be positive for training, got {self.sampling.temperature}"
+            )
+
+    @property
+    def prompts_per_stage(self) -> int:
+        """Prompts generated in one stage: its updates read each of them `epochs_per_stage` times."""
+        return self.batch.prompts_per_update * self.batch.updates_per_stage // self.batch.epochs_per_stage
+
+    @property
+    def total_updates(self) -> int:
+        """Updates in the whole run."""
+        return self.batch.updates_per_stage * self.batch.stages
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that name this configuration."""
+        text = json.dumps(to_dict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file (None: all defaults) and apply overrides such as `batch.stages=2`."""
+    raw: dict[str, Any] = {}
+    source = "defaults" if path is None else str(path)
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such config file") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
+        raw = loaded or {}
+    for override in overrides:
+        _override(raw, override)
+    return build(RunConfig, raw, source)
+
+
+def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> Any:
+    """Build a config dataclass from plain data, checking names and types."""
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    values = {}
+    for name, value in raw.items():
+        if name not in fields:
+            near = difflib.get_close_matches(str(name), fields, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(fields)}"
+            raise ConfigError(f"{source}: unknown key {prefix}{name}; {hint}")
+        values[name] = _convert(hints[name], value, source, prefix + name)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{source}: {prefix.rstrip('.') or 'config'}: {error}") from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested data, as it stands in a YAML file."""
+    out = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value)
+        out[field.name] = to_dict(value) if nested else dict(value) if isinstance(value, Mapping) else value
+    return out
+
+
+def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two plain configs differ."""
+    out = []
+    for name in sorted(set(a) | set(b)):
+        left, right = a.get(name), b.get(name)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            out += differing_keys(left, right, f"{prefix}{name}.")
+        elif left != right:
+            out.append(f"{prefix}{name} ({left!r} there, {right!r} here)")
+    return out
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"override {override!r}: expected key=value, such as batch.stages=2")
+    *parents, last = name.split(".")
+    for parent in parents:
+        raw = raw.setdefault(parent, {})
+        if not isinstance(raw, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+    raw[last] = yaml.safe_load(text)
+
+
+def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(value):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{source}: {name} is a section with keys, got {value!r}")
+        return build(typing.cast(type, hint), value, source, name + ".")
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{source}: {name} must be one of {', '.join(map(str, args))}, got {value!r}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(arg for arg in args if arg is not type(None)), value, source, name)
+    if origin in (dict, Mapping) or hint is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{source}: {name} must be keys and values, got {value!r}")
+        return dict(value)
+    if hint is float:
+        value = _number(value)
+    kinds = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    if hint in kinds and (type(value) is not hint):
+        raise ConfigError(f"{source}: {name} must be {kinds[hint]}, got {value!r}")
+    return value
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads `1e-6` as text; people mean the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return float(value) if type(value) is int else value

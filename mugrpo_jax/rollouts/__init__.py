@@ -1,0 +1,17 @@
+"""What a stage generated, on disk, and the way back from there to update batches."""
+
+from mugrpo_jax.rollouts.batches import Buckets as Buckets
+from mugrpo_jax.rollouts.batches import MicroBatch as MicroBatch
+from mugrpo_jax.rollouts.batches import Update as Update
+from mugrpo_jax.rollouts.batches import UpdateStream as UpdateStream
+from mugrpo_jax.rollouts.batches import make_update as make_update
+from mugrpo_jax.rollouts.batches import plan_buckets as plan_buckets
+from mugrpo_jax.rollouts.records import Group as Group
+from mugrpo_jax.rollouts.records import Rollout as Rollout
+from mugrpo_jax.rollouts.records import decode as decode
+from mugrpo_jax.rollouts.records import encode as encode
+from mugrpo_jax.rollouts.store import RolloutError as RolloutError
+from mugrpo_jax.rollouts.store import Stage as Stage
+from mugrpo_jax.rollouts.store import open_stage as open_stage
+from mugrpo_jax.rollouts.store import read_groups as read_groups
+from mugrpo_jax.rollouts.store import summarise as summarise

@@ -1,0 +1,96 @@
+"""What one prompt's group of responses looks like, in memory and as bytes."""
+
+import dataclasses
+from typing import Any
+
+import msgpack
+import numpy as np
+
+FINISH_REASONS = ("stop", "length")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One response.
+
+    Attributes:
+      tokens: `[n]` int32, the end token included.
+      logprobs: `[n]` float32 under the distribution each token was sampled from.
+      reward: its score.
+      finish: `stop` or `length`.
+      status: `ok`, or why there was no honest score (`timeout`, `crash`, `error`, `invalid`).
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    reward: float
+    finish: str
+    status: str = "ok"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One prompt and all its responses, the unit in which rollouts are stored and shuffled.
+
+    Attributes:
+      index: position of the prompt in its stage.
+      problem: id of the problem.
+      prompt: `[p]` int32 prompt tokens.
+      rollouts: the responses, in sample order.
+    """
+
+    index: int
+    problem: str
+    prompt: np.ndarray
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """Rewards `[group]` in float32."""
+        return np.array([rollout.reward for rollout in self.rollouts], np.float32)
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens of the whole group."""
+        return sum(len(rollout.tokens) for rollout in self.rollouts)
+
+
+def encode(group: Group) -> bytes:
+    """A group as bytes; equal groups give equal bytes."""
+    return msgpack.packb(
+        {
+            "index": group.index,
+            "problem": group.problem,
+            "prompt": group.prompt.astype("<i4").tobytes(),
+            "rollouts": [
+                {
+                    "tokens": r.tokens.astype("<i4").tobytes(),
+                    "logprobs": r.logprobs.astype("<f4").tobytes(),
+                    "reward": float(r.reward),
+                    "finish": r.finish,
+                    "status": r.status,
+                }
+                for r in group.rollouts
+            ],
+        }
+    )
+
+
+def decode(data: bytes) -> Group:
+    """The inverse of `encode`."""
+    raw: dict[str, Any] = msgpack.unpackb(data)
+    return Group(
+        index=raw["index"],
+        problem=raw["problem"],
+        prompt=np.frombuffer(raw["prompt"], "<i4"),
+        rollouts=tuple(
+            Rollout(
+                tokens=np.frombuffer(r["tokens"], "<i4"),
+                logprobs=np.frombuffer(r["logprobs"], "<f4"),
+                reward=r["reward"],
+                finish=r["finish"],
+                status=r["status"],
+            )
+            for r in raw["rollouts"]
+        ),
+    )

@@ -1,0 +1,217 @@
+"""A stage's rollouts on disk: ArrayRecord shards beside their summaries, and a manifest when all are there.
+
+    stage-000/
+      shard-00000.arrayrecord   groups of consecutive prompts, in order
+      shard-00000.json          its summary: counts, rewards, token totals, checksum
+      manifest.json             written last: the stage is complete
+
+Files are written under a temporary name, flushed and renamed, the summary before its shard. So a shard that
+is there is whole, and a killed run loses the shards it was still filling and nothing else.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from mugrpo_jax.rollouts.records import Group, decode, encode
+
+
+class RolloutError(ValueError):
+    """Rollouts that cannot be used, with the file and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A folder of rollouts.
+
+    Attributes:
+      folder: where they are.
+      identity: what makes them these rollouts and no others (fingerprint of what decides them, policy
+        version, stage); a folder with another identity is refused.
+      prompts: prompts in the stage.
+      prompts_per_shard: prompts in one shard, the last may hold fewer.
+    """
+
+    folder: Path
+    identity: Mapping[str, Any]
+    prompts: int
+    prompts_per_shard: int
+
+    @property
+    def shards(self) -> int:
+        """Number of shards of the complete stage."""
+        return -(-self.prompts // self.prompts_per_shard)
+
+    def shard_prompts(self, shard: int) -> range:
+        """Prompt indices of a shard."""
+        start = shard * self.prompts_per_shard
+        return range(start, min(start + self.prompts_per_shard, self.prompts))
+
+    def path(self, shard: int) -> Path:
+        """The file of a shard."""
+        return self.folder / f"shard-{shard:05d}.arrayrecord"
+
+    def missing_shards(self) -> list[int]:
+        """Shards still to be generated; damaged ones are removed and named, and so are missing again."""
+        missing = []
+        for shard in range(self.shards):
+            path = self.path(shard)
+            if not path.exists():
+                missing.append(shard)
+            elif (problem := _damage(path, self.identity)) is not None:
+                print(f"{path}: {problem}; it will be generated again")
+                path.unlink()
+                missing.append(shard)
+        return missing
+
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
+        """Commit one shard."""
+        expected = list(self.shard_prompts(shard))
+        if [group.index for group in groups] != expected:
+            raise ValueError(
+                f"shard {shard}: expected prompts {expected[0]}..{expected[-1]} in order, "
+                f"got {[group.index for group in groups]}"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(shard)
+        temporary = path.with_suffix(".tmp")
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+        for group in groups:
+            writer.write(encode(group))
+        writer.close()
+        _flush(temporary)
+        summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
+        write_json(path.with_suffix(".json"), summary)
+        os.replace(temporary, path)
+        _flush(self.folder)
+
+    def commit(self) -> dict[str, Any]:
+        """Write the manifest once every shard is there, and return it."""
+        summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
+        manifest = {
+            "identity": dict(self.identity),
+            "prompts": self.prompts,
+            "prompts_per_shard": self.prompts_per_shard,
+            **_total(summaries),
+            "sha256": [summary["sha256"] for summary in summaries],
+        }
+        write_json(self.folder / "manifest.json", manifest)
+        return manifest
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest if the stage is complete; one of another identity is refused."""
+        path = self.folder / "manifest.json"
+        if not path.exists():
+            return None
+        manifest = read_json(path)
+        if manifest["identity"] != dict(self.identity):
+            raise RolloutError(
+                f"{path}: rollouts of {manifest['identity']}, expected {dict(self.identity)}; "
+                "use another run folder or remove the stage"
+            )
+        return manifest
+
+
+def open_stage(folder: Path) -> Stage:
+    """A complete stage as it lies on disk, every shard checked against the manifest's checksums."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
+    manifest = read_json(path)
+    stage = Stage(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
+    for shard, checksum in enumerate(manifest["sha256"]):
+        shard_path = stage.path(shard)
+        if not shard_path.exists():
+            raise RolloutError(f"{shard_path}: missing, though {path.name} lists it; restore it from a backup")
+        if _checksum(shard_path) != checksum:
+            raise RolloutError(
+                f"{shard_path}: its checksum differs from {path.name}; the file is damaged, restore it, "
+                f"or remove {folder} and restart from the stage's first checkpoint"
+            )
+    return stage
+
+
+def read_groups(stage: Stage) -> Iterator[Group]:
+    """All groups of a complete stage, in prompt order."""
+    for shard in range(stage.shards):
+        with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
+            for record in reader.read_all():
+                yield decode(record)
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+    """Counts and totals of some groups; those of several parts add up."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    statuses = [rollout.status for rollout in rollouts]
+    return {
+        "groups": len(groups),
+        "responses": len(rollouts),
+        "prompt_tokens": sum(len(group.prompt) for group in groups),
+        "response_tokens": sum(len(rollout.tokens) for rollout in rollouts),
+        "reward": float(sum(rollout.reward for rollout in rollouts)),
+        "truncated": sum(rollout.finish == "length" for rollout in rollouts),
+        "equal_groups": sum(len(set(group.rewards.tolist())) == 1 for group in groups),
+        "status": {status: statuses.count(status) for status in sorted(set(statuses))},
+    }
+
+
+def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {"status": {}}
+    for summary in summaries:
+        for name, value in summary.items():
+            if name in ("identity", "sha256"):
+                continue
+            if name == "status":
+                for status, count in value.items():
+                    total["status"][status] = total["status"].get(status, 0) + count
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
+    summary_path = path.with_suffix(".json")
+    if not summary_path.exists():
+        return "its summary is missing"
+    summary = read_json(summary_path)
+    if summary["identity"] != dict(identity):
+        raise RolloutError(
+            f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
+        )
+    return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is either the old one or the new one, never a part."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(json.dumps(value, indent=1))
+    _flush(temporary)
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, naming the file when it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RolloutError(f"{path}: not valid JSON ({error}); the file is damaged") from None
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

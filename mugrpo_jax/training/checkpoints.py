@@ -1,0 +1,86 @@
+"""Orbax checkpoints of the state, with the cursor that says where in the run it was taken."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from mugrpo_jax.config import Checkpoints
+from mugrpo_jax.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor:
+    """Where a run stands.
+
+    Attributes:
+      stage: the stage that is being generated or optimised.
+      update: updates done in it; 0 means that its rollouts are not all used yet, or not even generated.
+      updates: updates done in the whole run.
+      data: position of the stage's update stream; None before its first update.
+    """
+
+    stage: int = 0
+    update: int = 0
+    updates: int = 0
+    data: dict[str, Any] | None = None
+
+
+class CheckpointStore:
+    """Saves in the background, keeps the newest and the best, restores onto any mesh."""
+
+    def __init__(self, folder: Path, keep: Checkpoints) -> None:
+        policies: list[Any] = [preservation_policy.LatestN(max(keep.keep_last, 1))]
+        if keep.keep_best:
+            policies.append(
+                preservation_policy.BestN(get_metric_fn=lambda metrics: metrics["accuracy"], n=keep.keep_best)
+            )
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+                step_format_fixed_length=6,
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+        """Start saving; a checkpoint counts once Orbax has renamed it into place."""
+        if self._manager.latest_step() == cursor.updates:
+            return
+        self._manager.save(
+            cursor.updates,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
+            ),
+            metrics=None if accuracy is None else {"accuracy": accuracy},
+        )
+
+    def latest(self) -> int | None:
+        """Updates done at the newest checkpoint."""
+        return self._manager.latest_step()
+
+    def best(self) -> int | None:
+        """Updates done at the checkpoint with the best held-out accuracy, if any was measured."""
+        return self._manager.best_step()
+
+    def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
+        """The state (with the shardings of `abstract`) and cursor of a checkpoint, the newest by default."""
+        step = self._manager.latest_step() if step is None else step
+        found = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()
+            ),
+        )
+        return found["state"], Cursor(**found["cursor"])
+
+    def wait(self) -> None:
+        """Block until the last save is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish saving and let go of threads."""
+        self._manager.close()

@@ -1,0 +1,65 @@
+"""Everything an update changes, as one pytree."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax.models.sharding import param_sharding
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The training state; checkpoints hold it whole.
+
+    Attributes:
+      params: float32 master weights.
+      opt_state: of the optimizer, in the shapes of `params`.
+      updates: int32, optimizer updates tried so far.
+      skipped: int32, how many of them were skipped because the gradient was not finite.
+      anchor: the weights at the start of the stage, the behavior policy, for the drift; None if untracked.
+      previous: the last gradient, for the cosine of consecutive gradients; None if untracked.
+    """
+
+    params: Any
+    opt_state: Any
+    updates: jax.Array
+    skipped: jax.Array
+    anchor: Any
+    previous: Any
+
+
+def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
+    """A state at update 0."""
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        updates=jnp.zeros((), jnp.int32),
+        skipped=jnp.zeros((), jnp.int32),
+        anchor=jax.tree.map(jnp.copy, params) if track_drift else None,
+        previous=jax.tree.map(jnp.zeros_like, params) if track_drift else None,
+    )
+
+
+def start_stage(state: TrainState) -> TrainState:
+    """The same state with the drift measured from here."""
+    if state.anchor is None:
+        return state
+    return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
+
+
+def state_sharding(mesh: Mesh, state: Any) -> Any:
+    """Shardings of a (possibly abstract) state: like the parameters, scalars on every device.
+
+    The optimizer's moments carry the parameters' names, so the same table shards them.
+    """
+    return jax.tree.map(
+        lambda leaf, sharding: sharding if leaf.ndim else NamedSharding(mesh, P()),
+        state,
+        param_sharding(mesh, state),
+    )

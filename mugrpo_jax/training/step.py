@@ -1,0 +1,170 @@
+"""The update step: gradients summed over micro-batches under one denominator, then one optimizer step.
+
+Two jitted programs: `accumulate` runs once a micro-batch (one compilation per shape), `apply` once an
+update. Both donate what they replace.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from mugrpo_jax import objectives
+from mugrpo_jax.models import cast, token_logprobs
+from mugrpo_jax.models.sharding import batch_sharding, param_sharding
+from mugrpo_jax.rollouts import MicroBatch, Update
+from mugrpo_jax.training.state import TrainState, state_sharding
+
+Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """How the loss is computed: static, so part of the compiled program."""
+
+    compute_dtype: str = "float32"
+    temperature: float = 1.0
+    remat: str = "none"
+    scan: bool = True
+    attention: str = "auto"
+
+
+class UpdateStep:
+    """`state, metrics = step(state, update)` for one objective, model and mesh."""
+
+    def __init__(
+        self,
+        graphdef: Any,
+        objective: Objective,
+        optimizer: optax.GradientTransformation,
+        mesh: Mesh,
+        options: StepOptions,
+        *,
+        diagnose: bool = True,
+    ) -> None:
+        self.mesh = mesh
+        loss = functools.partial(_loss, graphdef, objective, options, diagnose)
+        self.accumulate = jax.jit(functools.partial(_accumulate, loss), donate_argnums=(1, 2))
+        self.apply = jax.jit(functools.partial(_apply, optimizer, mesh), donate_argnums=(0, 1))
+        self.prepare = jax.jit(functools.partial(_prepare, jnp.dtype(options.compute_dtype), mesh))
+        self._loss = loss
+        self._names: tuple[str, ...] | None = None
+
+    def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Run one update; metrics stay on the device until someone reads them."""
+        gradient, metrics = self.gradient(state, update)
+        state, applied = self.apply(state, gradient)
+        return state, metrics | applied
+
+    def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
+        """The float32 gradient of the whole update, and the objective's metrics."""
+        with jax.set_mesh(self.mesh):
+            compute, gradient = self.prepare(state.params)
+            metrics = self._no_metrics(compute, update)
+            for batch in self.place(update.micro_batches):
+                gradient, metrics = self.accumulate(
+                    compute, gradient, metrics, batch, np.float32(update.denominator)
+                )
+        return gradient, metrics
+
+    def _no_metrics(self, params: Any, update: Update) -> objectives.Metrics:
+        """Metrics of an update without micro-batches: what `combine_metrics` starts from."""
+        if self._names is None:
+            shapes = jax.eval_shape(self._loss, params, update.micro_batches[0], np.float32(1))[1]
+            self._names = tuple(shapes)
+        start = {"_min": np.inf, "_max": -np.inf}
+        return {name: jnp.float32(start.get(name[-4:], 0.0)) for name in self._names}
+
+    def place(self, batches: Iterable[MicroBatch]) -> Iterable[dict[str, jax.Array]]:
+        """Micro-batches on the devices, rows split over the data axes; each host hands over its own rows."""
+        sharding = batch_sharding(self.mesh)
+        for batch in batches:
+            yield {
+                name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+                for name, array in batch.items()
+            }
+
+
+def _loss(
+    graphdef: Any,
+    objective: Objective,
+    options: StepOptions,
+    diagnose: bool,
+    params: Any,
+    batch: dict[str, jax.Array],
+    denominator: jax.Array,
+) -> tuple[jax.Array, objectives.Metrics]:
+    logp, _ = token_logprobs(
+        graphdef,
+        params,
+        batch["tokens"],
+        temperature=options.temperature,
+        remat=options.remat,
+        scan=options.scan,
+        backend=options.attention,
+    )
+    inputs = (logp, batch["behavior_logp"], batch["advantages"], batch["mask"])
+    loss, metrics = objective(*inputs, denominator=denominator)
+    if diagnose:
+        metrics = objectives.diagnostics(*inputs) | metrics
+        gap = jnp.abs(logp - batch["behavior_logp"]) * (batch["mask"] != 0)
+        metrics["gap_max"] = jax.lax.stop_gradient(gap.max())
+        metrics["gap/tokens"] = jax.lax.stop_gradient(gap.sum()) / jnp.maximum(batch["mask"].sum(), 1)
+    return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
+
+
+def _accumulate(
+    loss: Any, compute: Any, gradient: Any, metrics: objectives.Metrics, batch: Any, denominator: jax.Array
+) -> tuple[Any, objectives.Metrics]:
+    part, found = jax.grad(loss, has_aux=True)(compute, batch, denominator)
+    gradient = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), gradient, part)
+    return gradient, objectives.combine_metrics([metrics, found])
+
+
+def _prepare(dtype: Any, mesh: Mesh, params: Any) -> tuple[Any, Any]:
+    """Weights for the passes (sharded as the masters are, cast before they are gathered) and a zero gradient."""
+    shardings = param_sharding(mesh, params)
+    compute = jax.lax.with_sharding_constraint(cast(params, dtype), shardings)
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    return compute, jax.lax.with_sharding_constraint(zeros, shardings)
+
+
+def _apply(
+    optimizer: optax.GradientTransformation, mesh: Mesh, state: TrainState, gradient: Any
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    norm = optax.global_norm(gradient)
+    finite = jnp.isfinite(norm)
+    # A skipped update must leave no NaN behind: the optimizer sees zeros, and its result is thrown away.
+    safe = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), gradient)
+    changes, opt_state = optimizer.update(safe, state.opt_state, state.params)
+    changes = jax.tree.map(lambda c: jnp.where(finite, c, 0.0), changes)
+    params = optax.apply_updates(state.params, changes)
+    opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), opt_state, state.opt_state)
+    metrics = {"gradient_norm": norm, "update_norm": optax.global_norm(changes)}
+    previous = state.previous
+    if state.anchor is not None:
+        moved = jax.tree.map(jnp.subtract, params, state.anchor)
+        metrics["drift"] = optax.global_norm(moved)
+        metrics["gradient_cosine"] = _cosine(safe, previous)
+        previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
+    new = TrainState(
+        params=params,
+        opt_state=opt_state,
+        updates=state.updates + 1,
+        skipped=state.skipped + (1 - finite.astype(jnp.int32)),
+        anchor=state.anchor,
+        previous=previous,
+    )
+    metrics["skipped"] = new.skipped
+    return jax.lax.with_sharding_constraint(new, state_sharding(mesh, new)), metrics
+
+
+def _cosine(a: Any, b: Any) -> jax.Array:
+    dot = sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    return dot / jnp.maximum(optax.global_norm(a) * optax.global_norm(b), 1e-30)
