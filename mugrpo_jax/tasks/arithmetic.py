@@ -3,7 +3,7 @@
 import random
 
 from mugrpo_jax.tasks.base import Problem, Task
-from mugrpo_jax.tasks.generators import generated_task
+from mugrpo_jax.tasks.generators import check_whole, generated_task
 
 ARITHMETIC_ALPHABET = "0123456789+=,;"
 
@@ -22,9 +22,8 @@ def arithmetic(
     >>> set(task.train[99_999].prompt) <= set(ARITHMETIC_ALPHABET)
     True
     """
-    for argument, value, low, high in (("difficulty", difficulty, 1, 18), ("operands", operands, 2, 10)):
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"arithmetic: {argument} is {value!r}; possible: {low} to {high}")
+    check_whole("arithmetic", "difficulty", difficulty, 1, 18)
+    check_whole("arithmetic", "operands", operands, 2, 10)
     smallest = 10 ** (difficulty - 1) if difficulty > 1 else 0
 
     def draw(rng: random.Random) -> tuple[str, Problem]:

@@ -8,6 +8,7 @@ training set of no seed, without a list of one in memory while the other is made
 import hashlib
 import itertools
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,9 +22,8 @@ _PATIENCE = 2000  # draws without a new problem before a space counts as exhaust
 
 def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int, test: int) -> Task:
     """A task of `train` lazily drawn problems, which may repeat, and `test` distinct ones."""
-    for argument, value in (("train", train), ("test", test)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}: {argument} is {value!r}; possible: a whole number not below 0")
+    check_whole(name, "train", train, 0, sys.maxsize)
+    check_whole(name, "test", test, 0, sys.maxsize)
 
     def make(split: str, i: int) -> tuple[str, Problem]:
         rng = random.Random(f"{name}/{seed}/{split}/{i}")
@@ -39,6 +39,13 @@ def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int,
         test=_distinct(name, lambda i: make("test", i), test),
         reward=reward,
     )
+
+
+def check_whole(name: str, argument: str, value: int, low: int, high: int) -> None:
+    """Refuse a setting that is not a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        bounds = f"not below {low}" if high == sys.maxsize else f"from {low} to {high}"
+        raise ValueError(f"{name}: {argument} is {value!r}; possible: a whole number {bounds}")
 
 
 def _held_out(key: str) -> bool:

@@ -1,9 +1,10 @@
-"""Rewards: pure functions of a response text and its problem, 1.0 for a right answer and 0.0 for a wrong one."""
+"""Rewards: functions of a response and its problem, 1.0 for a right answer and 0.0 for a wrong one."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from mugrpo_jax.tasks.base import Problem, RewardFunction
+from mugrpo_jax.tasks.countdown import countdown_reward
 
 
 def exact_reward(response: str, problem: Problem) -> float:
@@ -27,5 +28,6 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
     {
         "exact": exact_reward,
         "arithmetic": arithmetic_reward,
+        "countdown": countdown_reward,
     }
 )

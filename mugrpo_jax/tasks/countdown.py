@@ -1,0 +1,121 @@
+"""Countdown: combine the given numbers, each exactly once, with + - * / to reach a target."""
+
+import ast
+import random
+import re
+from fractions import Fraction
+
+from mugrpo_jax.tasks.base import Problem, Task
+from mugrpo_jax.tasks.generators import check_whole, generated_task
+from mugrpo_jax.tasks.word_problems import as_prompt
+
+_LONGEST = 200  # characters of an expression worth reading; also keeps the parser's recursion shallow
+_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+
+def countdown(
+    *, seed: int = 0, difficulty: int = 3, train: int = 100_000, test: int = 512, chat: bool = True
+) -> Task:
+    """Problems with `difficulty` numbers, 2 to 6, whose target is a whole number from 1 to 999.
+
+    The answer lists the target and the numbers; the worked solution combines two numbers a line.
+
+    >>> countdown(difficulty=3, chat=False).train[0].answer
+    '98 from 6 13 20'
+    """
+    check_whole("countdown", "difficulty", difficulty, 2, 6)
+
+    def draw(rng: random.Random) -> tuple[str, Problem]:
+        while True:
+            numbers = [rng.randint(1, 25) for _ in range(difficulty)]
+            target, expression, lines = _combine(rng, numbers)
+            if 1 <= target <= 999 and target not in numbers:
+                break
+        listed = ", ".join(map(str, numbers))
+        text = (
+            f"Reach {target} with the numbers {listed}. Use each number exactly once, with + - * / and "
+            "brackets. End with #### and the expression."
+        )
+        answer = f"{target} from {' '.join(map(str, sorted(numbers)))}"
+        solution = "\n".join([*lines, f"#### {expression}"])
+        return answer, Problem("", as_prompt(text, chat), answer, solution)
+
+    return generated_task("countdown", draw, "countdown", seed=seed, train=train, test=test)
+
+
+def _combine(rng: random.Random, numbers: list[int]) -> tuple[int, str, list[str]]:
+    """Combine random pairs until one number is left: its value, the whole expression, the lines of work."""
+    pile = [(number, str(number)) for number in numbers]
+    lines = []
+    while len(pile) > 1:
+        rng.shuffle(pile)
+        (a, left), (b, right) = pile.pop(), pile.pop()
+        if a < b:
+            a, left, b, right = b, right, a, left
+        exact = b > 0 and a % b == 0
+        operator = rng.choice("+-*/" if exact else "+-*")
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if exact else 0}[operator]
+        lines.append(f"{a}{operator}{b}={value}")
+        pile.append((value, f"({left}{operator}{right})"))
+    value, expression = pile[0]
+    return value, expression[1:-1], lines
+
+
+def countdown_reward(response: str, problem: Problem) -> float:
+    """1.0 if what follows the last `####` is an expression of the given numbers that equals the target.
+
+    An equation is judged by its left side: `#### 2*(3+4) = 14`.
+
+    >>> problem = Problem("1", "", "14 from 2 3 4")
+    >>> countdown_reward("#### 2*(3+4)", problem), countdown_reward("#### 2*7", problem)
+    (1.0, 0.0)
+    """
+    match = re.fullmatch(r"(\d+) from ([\d ]+)", problem.answer)
+    if match is None:
+        raise ValueError(f"{problem.id}: answer is {problem.answer!r}; possible: '14 from 2 3 4'")
+    target, numbers = int(match[1]), sorted(map(int, match[2].split()))
+    _, mark, tail = response.rpartition("####")
+    if not mark:
+        return 0.0
+    try:
+        value, used = evaluate_expression(tail.strip().split("\n")[0].split("=")[0])
+    except (ValueError, ZeroDivisionError):
+        return 0.0
+    return float(value == target and sorted(used) == numbers)
+
+
+def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:
+    """The exact value of an expression of whole numbers and + - * / ( ), and the numbers it uses.
+
+    Anything else is a `ValueError`; nothing is ever executed.
+
+    >>> evaluate_expression("(1 + 2) / 6")
+    (Fraction(1, 2), [1, 2, 6])
+    """
+    text = text.strip()
+    if len(text) > _LONGEST or re.fullmatch(r"[\d\s+\-*/()]+", text) is None:
+        raise ValueError(f"not an expression of whole numbers: {text[:40]!r}")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"not an expression: {text[:40]!r}") from error
+    used: list[int] = []
+    return _value(tree, used), used
+
+
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        a, b = _value(node.left, used), _value(node.right, used)
+        match _OPERATORS[type(node.op)]:
+            case "+":
+                return a + b
+            case "-":
+                return a - b
+            case "*":
+                return a * b
+            case _:
+                return a / b
+    raise ValueError(f"not one of + - * /: {ast.unparse(node)[:40]!r}")
