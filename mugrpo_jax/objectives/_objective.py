@@ -124,6 +124,11 @@ def min_form(
     return bounded * advantages, above | below
 
 
+def token_mean(tokens: Tokens, values: jax.Array) -> jax.Array:
+    """The mean over the valid tokens, as a metric."""
+    return mean_over(jnp.where(tokens.mask, values, 0.0).sum(), tokens.total)
+
+
 def token_fraction(tokens: Tokens, chosen: jax.Array) -> jax.Array:
     """The share of the valid tokens that are chosen."""
     return mean_over((chosen & tokens.mask).sum(), tokens.total)

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds
+from mugrpo_jax.objectives._checks import check_bounds, check_number, check_shape
 from mugrpo_jax.objectives._objective import (
     SharedKnobs,
     finish,
@@ -14,7 +16,9 @@ from mugrpo_jax.objectives._objective import (
     objective,
     read_tokens,
     token_fraction,
+    token_mean,
 )
+from mugrpo_jax.objectives.kl import safe_exp
 from mugrpo_jax.objectives.metrics import Metrics
 from mugrpo_jax.objectives.veto import veto_mask, veto_metrics
 
@@ -57,7 +61,6 @@ def mu_grpo(
     Returns:
       The loss, and metrics with `clipped/tokens` and those of `veto_metrics`.
 
-    >>> import jax.numpy as jnp
     >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
     >>> loss, metrics = mu_grpo(jnp.log(ratio), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
     >>> round(float(loss), 4)  # −(5 + 1 + 1 − 1 − 1e-5) / 6: the last token is vetoed
@@ -117,7 +120,6 @@ def grpo(
     Returns:
       The loss, and metrics with `clipped/tokens`.
 
-    >>> import jax.numpy as jnp
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, metrics = grpo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
     >>> round(float(loss), 4)  # −((1.2 + 1) / 2 − 0.8) / 2
@@ -128,6 +130,173 @@ def grpo(
         (logp, behavior_logp, advantages, mask),
         clip_low,
         clip_high,
+        denominator=denominator,
+        aggregation=aggregation,
+        shared=shared,
+    )
+
+
+@objective
+def dr_grpo(
+    logp: ArrayLike,
+    behavior_logp: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    *,
+    denominator: ArrayLike | None = None,
+    clip_low: ArrayLike = 0.8,
+    clip_high: ArrayLike = 1.2,
+    aggregation: str = "constant",
+    **shared: Unpack[SharedKnobs],
+) -> tuple[jax.Array, Metrics]:
+    """Dr. GRPO: GRPO without its two biases (arXiv 2503.20783).
+
+        J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A)     with A = r − mean, summed and divided by n · L_max
+
+    No standard deviation in the advantage (`group_advantages(kind="mean")`, the caller's part) and no length
+    of the response in the average. L_max is the knob `max_length`, by default the width T of the arrays: give
+    it, or `denominator`, whenever batches are padded to different widths.
+
+    Args:
+      logp: `[B, T]` log-probs of the policy.
+      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
+      advantages: `[B]` or `[B, T]`, see `group_advantages`.
+      mask: `[B, T]`, non-zero on response tokens.
+      denominator: that of the whole update, when this call sees a part of it.
+      clip_low, clip_high: bounds on the ratio.
+      aggregation: see `AGGREGATIONS`.
+      **shared: the knobs all objectives share, see the package docstring.
+
+    Returns:
+      The loss, and metrics with `clipped/tokens`.
+
+    >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
+    >>> loss, _ = dr_grpo(
+    ...     logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]), max_length=10
+    ... )
+    >>> round(float(loss), 4)  # −(1.2 + 1 − 0.8) / (2 · 10)
+    -0.07
+    """
+    return _clipped(
+        dr_grpo,
+        (logp, behavior_logp, advantages, mask),
+        clip_low,
+        clip_high,
+        denominator=denominator,
+        aggregation=aggregation,
+        shared=shared,
+    )
+
+
+@objective
+def dapo(
+    logp: ArrayLike,
+    behavior_logp: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    *,
+    denominator: ArrayLike | None = None,
+    clip_low: ArrayLike = 0.8,
+    clip_high: ArrayLike = 1.28,
+    aggregation: str = "token_mean",
+    **shared: Unpack[SharedKnobs],
+) -> tuple[jax.Array, Metrics]:
+    """DAPO: a higher upper bound and a mean over tokens (arXiv 2503.14476).
+
+        J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
+
+    The rest of the method happens before the loss: groups with equal rewards are left out of the batch
+    (`equal_groups`), and overlong responses are penalised in the reward (`overlong_penalty`).
+
+    Args:
+      logp: `[B, T]` log-probs of the policy.
+      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
+      advantages: `[B]` or `[B, T]`, see `group_advantages`.
+      mask: `[B, T]`, non-zero on response tokens.
+      denominator: that of the whole update, when this call sees a part of it.
+      clip_low, clip_high: bounds on the ratio.
+      aggregation: see `AGGREGATIONS`.
+      **shared: the knobs all objectives share, see the package docstring.
+
+    Returns:
+      The loss, and metrics with `clipped/tokens`.
+
+    >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
+    >>> loss, _ = dapo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
+    >>> round(float(loss), 4)  # −(1.28 + 1 − 0.8) / 3
+    -0.4933
+    """
+    return _clipped(
+        dapo,
+        (logp, behavior_logp, advantages, mask),
+        clip_low,
+        clip_high,
+        denominator=denominator,
+        aggregation=aggregation,
+        shared=shared,
+    )
+
+
+@objective
+def decoupled_ppo(
+    logp: ArrayLike,
+    behavior_logp: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    *,
+    proximal_logp: ArrayLike,
+    denominator: ArrayLike | None = None,
+    clip_low: ArrayLike = 0.8,
+    clip_high: ArrayLike = 1.2,
+    behavior_cap: ArrayLike = 5.0,
+    aggregation: str = "token_mean",
+    **shared: Unpack[SharedKnobs],
+) -> tuple[jax.Array, Metrics]:
+    """Decoupled PPO: the trust region is around a proximal policy, not the behavior (arXiv 2110.00641).
+
+        J_t = sg(min(π_prox / b, 5)) · min(u_t A, clip(u_t, 0.8, 1.2) A)     u_t = π / π_prox
+
+    With a proximal policy that follows the training, stale data is corrected by the first factor and the
+    clipping measures recent steps only (used for asynchronous training in arXiv 2505.24298).
+
+    Args:
+      logp: `[B, T]` log-probs of the policy.
+      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
+      advantages: `[B]` or `[B, T]`, see `group_advantages`.
+      mask: `[B, T]`, non-zero on response tokens.
+      proximal_logp: `[B, T]` log-probs of the proximal policy, for instance that before the update.
+      denominator: that of the whole update, when this call sees a part of it.
+      clip_low, clip_high: bounds on u.
+      behavior_cap: upper bound on π_prox / b.
+      aggregation: see `AGGREGATIONS`.
+      **shared: the knobs all objectives share, see the package docstring.
+
+    Returns:
+      The loss, and metrics with `clipped/tokens` and the mean weight `behavior_weight/tokens`.
+
+    >>> logp, proximal_logp = jnp.log(jnp.array([[1.5, 0.9]])), jnp.log(jnp.array([[1.0, 3.0]]))
+    >>> batch = (logp, jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
+    >>> loss, _ = decoupled_ppo(*batch, proximal_logp=proximal_logp)
+    >>> round(float(loss), 4)  # −(1 · 1.2 + 3 · 0.3) / 2
+    -1.05
+    """
+    check_bounds(clip_low, clip_high)
+    check_number("behavior_cap", behavior_cap, strict=True)
+    check_shape("proximal_logp", proximal_logp, jnp.shape(logp))
+    tokens = read_tokens(logp, behavior_logp, advantages, mask)
+    proximal = read_tokens(stop_gradient(jnp.asarray(proximal_logp)), behavior_logp, advantages, mask)
+    weight = jnp.minimum(proximal.ratio, behavior_cap)
+    update_ratio = safe_exp(tokens.logp - proximal.logp)
+    surrogate, clipped = min_form(update_ratio, tokens.advantages, clip_low, clip_high)
+    metrics = {
+        "clipped/tokens": token_fraction(tokens, clipped),
+        "behavior_weight/tokens": token_mean(tokens, weight),
+    }
+    return finish(
+        decoupled_ppo,
+        tokens,
+        weight * surrogate,
+        metrics,
         denominator=denominator,
         aggregation=aggregation,
         shared=shared,

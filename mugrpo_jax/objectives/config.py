@@ -12,17 +12,45 @@ import jax.numpy as jnp
 
 from mugrpo_jax.objectives._checks import check_choice
 from mugrpo_jax.objectives._objective import check_knobs
-from mugrpo_jax.objectives.clipped import grpo, mu_grpo
+from mugrpo_jax.objectives.adaptive import bapo, m2po, p3o
+from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo, mu_grpo
 from mugrpo_jax.objectives.metrics import Metrics
+from mugrpo_jax.objectives.sequence import gspo, minpro, pnpo, topr
+from mugrpo_jax.objectives.soft import cispo, gppo, sapo
 
 Objective = Callable[..., tuple[jax.Array, Metrics]]
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
-    {function.__name__: function for function in (mu_grpo, grpo)}
+    {
+        "mu_grpo": mu_grpo,
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "dapo": dapo,
+        "gspo": gspo,
+        "cispo": cispo,
+        "m2po": m2po,
+        "p3o": p3o,
+        "bapo": bapo,
+        "topr": topr,
+        "gppo": gppo,
+        "sapo": sapo,
+        "pnpo": pnpo,
+        "minpro": minpro,
+        "decoupled_ppo": decoupled_ppo,
+    }
 )
 
 # Arrays of the batch and statistics of the update: arguments of a call, not settings of a run.
-_PER_CALL = ("denominator", "weights", "reference_logp", "entropy", "proximal_logp", "ess", "bounds")
+_PER_CALL = (
+    "denominator",
+    "weights",
+    "reference_logp",
+    "entropy",
+    "proximal_logp",
+    "ess",
+    "log_bound",
+    "bounds",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""Importance weights and masks that compose with any objective, through its `weights`.
+
+All are computed from the log-ratio without gradient, are zero (false) on padding, and multiply:
+
+    objective(..., weights=tis_weights(l, m) * sequence_veto_mask(l, m))
+
+A dropped token leaves the sum and not the denominator.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_rank, check_shape
+from mugrpo_jax.objectives._objective import on_tokens, token_advantages
+
+LEVELS = ("token", "sequence")
+
+
+def tis_weights(
+    log_ratio: ArrayLike, mask: ArrayLike, *, cap: ArrayLike = 2.0, level: str = "token"
+) -> jax.Array:
+    """Truncated importance sampling: `min(ρ, C)`.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+      cap: C.
+      level: `token`, or `sequence` for the product of the ratios of the response.
+
+    Returns:
+      `[B, T]` float32, zero on padding.
+
+    >>> log_ratio = jnp.log(jnp.array([[0.5, 3.0, 0.5]]))
+    >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]])).round(4).tolist()
+    [[0.5, 2.0, 0.0]]
+    >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]]), level="sequence").round(4).tolist()
+    [[1.5, 1.5, 0.0]]
+    """
+    check_number("cap", cap, strict=True)
+    log_weight, valid = _log_weights(log_ratio, mask, level)
+    # Capped before exp: the product of many ratios may leave the range of float32.
+    return jnp.where(valid, jnp.minimum(jnp.exp(jnp.minimum(log_weight, jnp.log(cap))), cap), 0.0)
+
+
+def mis_mask(
+    log_ratio: ArrayLike,
+    mask: ArrayLike,
+    *,
+    low: ArrayLike = 0.5,
+    high: ArrayLike = 2.0,
+    level: str = "token",
+) -> jax.Array:
+    """Masked importance sampling: drop what lies outside `[low, high]`.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+      low, high: bounds on the ratio; the defaults are ours.
+      level: `token`, or `sequence` for the product of the ratios of the response.
+
+    Returns:
+      `[B, T]` bool: true where kept, false where dropped and on padding.
+
+    >>> mis_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5]])), jnp.ones((1, 3))).tolist()
+    [[False, True, False]]
+    """
+    check_bounds(low, high, names=("low", "high"))
+    log_weight, valid = _log_weights(log_ratio, mask, level)
+    return valid & (log_weight >= jnp.log(low)) & (log_weight <= jnp.log(high))
+
+
+def icepop_mask(
+    log_ratio: ArrayLike, mask: ArrayLike, *, low: ArrayLike = 0.5, high: ArrayLike = 5.0
+) -> jax.Array:
+    """IcePop: keep the tokens whose ratio lies in `[0.5, 5]` (arXiv 2510.18855).
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+      low, high: bounds on the ratio of a token.
+
+    Returns:
+      `[B, T]` bool: true where kept, false where dropped and on padding.
+
+    >>> icepop_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5, 5.5]])), jnp.ones((1, 4))).tolist()
+    [[False, True, True, False]]
+    """
+    return mis_mask(log_ratio, mask, low=low, high=high)
+
+
+def sequence_veto_mask(log_ratio: ArrayLike, mask: ArrayLike, *, ratio: ArrayLike = 1e-4) -> jax.Array:
+    """Drop a response, whatever its advantage, if the ratio of any of its tokens is below a threshold.
+
+    Args:
+      log_ratio: `[B, T]`.
+      mask: `[B, T]`, non-zero on response tokens.
+      ratio: the ratio below which a token vetoes its response.
+
+    Returns:
+      `[B, T]` bool: true where kept, false where dropped and on padding.
+
+    >>> sequence_veto_mask(jnp.log(jnp.array([[1.0, 5e-5], [1.0, 0.5]])), jnp.ones((2, 2))).tolist()
+    [[False, False], [True, True]]
+    """
+    check_number("ratio", ratio, strict=True)
+    log_weight, valid = _log_weights(log_ratio, mask, "token")
+    return valid & ~(log_weight < jnp.log(ratio)).any(axis=1, keepdims=True)
+
+
+def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, delta: ArrayLike) -> jax.Array:
+    """Off-policy sequence masking: drop a response if A < 0 and `mean_t(−l_t) > δ` (arXiv 2512.02556).
+
+    Args:
+      log_ratio: `[B, T]`.
+      advantages: `[B]` or `[B, T]`; per token, those of negative advantage are dropped.
+      mask: `[B, T]`, non-zero on response tokens.
+      delta: δ, in nats per token.
+
+    Returns:
+      `[B, T]` bool: true where kept, false where dropped and on padding.
+
+    >>> log_ratio = jnp.array([[-0.2, -0.4], [-0.2, -0.4]])
+    >>> opsm_mask(log_ratio, jnp.array([1.0, -1.0]), jnp.ones((2, 2)), delta=0.1).tolist()
+    [[True, True], [False, False]]
+    """
+    check_number("delta", delta, low=-math.inf)
+    log_weight, valid = _log_weights(log_ratio, mask, "token")
+    lengths = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+    far = -log_weight.sum(axis=1, keepdims=True) / lengths > delta
+    return valid & ~(far & (token_advantages(advantages, valid) < 0))
+
+
+def _log_weights(log_ratio: ArrayLike, mask: ArrayLike, level: str) -> tuple[jax.Array, jax.Array]:
+    """Log-weights `[B, T]` of tokens, or of their responses, and the valid tokens."""
+    check_choice("level", level, LEVELS)
+    check_rank("log_ratio", log_ratio, 2, "[B, T]")
+    check_shape("mask", mask, jnp.shape(log_ratio))
+    valid = jnp.asarray(mask) != 0
+    log_ratio = stop_gradient(on_tokens(log_ratio, valid))
+    if level == "sequence":
+        log_ratio = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), log_ratio.shape)
+    return log_ratio, valid
