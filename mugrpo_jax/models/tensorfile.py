@@ -1,0 +1,95 @@
+"""Safetensors files without torch: headers checked first, tensors read and written one at a time.
+
+The format is eight bytes of header length, a JSON header (name -> dtype, shape, byte range), then the bytes.
+NumPy has no bfloat16 of its own, so the `safetensors` package cannot hand it out without torch; a memory map
+with `ml_dtypes` can.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_HEADER_LIMIT = 100_000_000  # the format's own limit; a larger number means the file is something else
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor of a file that has not been read: where it lies, what it looks like, how to get it."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, after checking that each lies inside it; reads no data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _HEADER_LIMIT):
+            raise ValueError(f"{path}: truncated or not a safetensors file ({size} bytes)")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError:
+            raise ValueError(f"{path}: not a safetensors file (its header is not JSON)") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path}: not a safetensors file (its header is not a table of tensors)")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    return {name: _entry(path, name, entry, start, size - start) for name, entry in header.items()}
+
+
+def _entry(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> Stored:
+    try:
+        code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = [*shape, begin, end]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: header entry of {name!r} is malformed") from None
+    if code not in DTYPES:
+        raise ValueError(f"{path}: {name} has dtype {code}; supported: {', '.join(DTYPES)}")
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError(f"{path}: header entry of {name!r} is malformed")
+    dtype = DTYPES[code]
+    if end > data_bytes:
+        raise ValueError(f"{path}: truncated: {name} ends at byte {end} of {data_bytes}")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(
+            f"{path}: {name} has {end - begin} bytes, which is not its shape {list(shape)} in {code}"
+        )
+
+    def read() -> np.ndarray:
+        # A map of its own, dropped with the array: pages of tensors already read do not pile up in memory.
+        return np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
+
+    return Stored(str(path), shape, dtype, read)
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors in their order, holding one at a time."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor_bytes(tensor)
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data starts aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            data = np.ascontiguousarray(tensor.read())
+            file.write(data.reshape(-1).view(np.uint8).data)
+
+
+def tensor_bytes(tensor: Stored) -> int:
+    """Size of a tensor's data."""
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
