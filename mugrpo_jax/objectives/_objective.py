@@ -1,5 +1,7 @@
 """What all objectives share: reading the inputs, the clipped surrogate, and the way to a scalar loss."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -47,7 +49,9 @@ def objective(function: F) -> F:
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     hints = SharedKnobs.__annotations__
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name].__forward_arg__
+        )
         for name, default in _DEFAULTS.items()
     ]
     function.__signature__ = signature.replace(parameters=own + shared)  # type: ignore[attr-defined]

@@ -7,6 +7,8 @@ The pooled form computes the statistic once for the whole update (`m2po_bound`, 
 the same gradient.
 """
 
+from __future__ import annotations
+
 from typing import Unpack
 
 import jax

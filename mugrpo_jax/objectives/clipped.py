@@ -1,5 +1,7 @@
 """The clipped surrogate `min(ρ A, clip(ρ, low, high) A)` with the bounds and averages of each method."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 

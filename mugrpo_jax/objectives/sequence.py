@@ -1,5 +1,7 @@
 """Objectives whose weight looks at more than one token: the whole response, or the prefix before a token."""
 
+from __future__ import annotations
+
 from typing import Unpack
 
 import jax

@@ -1,5 +1,7 @@
 """Objectives in which a token beyond the bounds keeps a bounded gradient instead of none."""
 
+from __future__ import annotations
+
 from typing import Unpack
 
 import jax
@@ -159,8 +161,8 @@ def sapo(
 
     >>> logp = jnp.log(jnp.array([[1.0], [2.0]]))
     >>> gradient, _ = jax.grad(sapo, has_aux=True)(logp, jnp.zeros((2, 1)), jnp.ones(2), jnp.ones((2, 1)))
-    >>> print(gradient.ravel().round(4))  # −[1, 1.573] / 2
-    [-0.5 -0.7864]
+    >>> [round(float(g), 4) for g in -2 * gradient.ravel()]
+    [1.0, 1.5729]
     """
     check_number("temperature_positive", temperature_positive, strict=True)
     check_number("temperature_negative", temperature_negative, strict=True)
