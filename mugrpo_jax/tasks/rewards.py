@@ -1,10 +1,12 @@
 """Rewards: functions of a response and its problem, 1.0 for a right answer and 0.0 for a wrong one."""
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mugrpo_jax.tasks.base import Problem, RewardFunction
 from mugrpo_jax.tasks.countdown import countdown_reward
+from mugrpo_jax.tasks.math_answers import final_answer, math_reward
 
 
 def exact_reward(response: str, problem: Problem) -> float:
@@ -29,5 +31,43 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
         "exact": exact_reward,
         "arithmetic": arithmetic_reward,
         "countdown": countdown_reward,
+        "math": math_reward,
     }
 )
+
+ANSWERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+    {
+        "exact": str.strip,
+        "arithmetic": lambda response: response.rpartition(";")[2].strip() if ";" in response else None,
+        "math": final_answer,
+    }
+)
+"""What a response answers, by reward, for a majority vote; a reward without an entry has no vote."""
+
+
+def load_reward(name: str) -> RewardFunction:
+    """A reward of `REWARDS` by its name, or a user's own by `module:function`.
+
+    >>> load_reward("exact") is exact_reward
+    True
+    >>> load_reward("mugrpo_jax.tasks.rewards:exact_rewards")
+    Traceback (most recent call last):
+    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards'
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        raise ValueError(f"reward is {name!r}; possible: {', '.join(REWARDS)} or module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}") from error
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise ValueError(f"reward {name!r}: the module has no {attribute!r}")
+    if not callable(function):
+        raise ValueError(
+            f"reward {name!r} is a {type(function).__name__}; possible: a function (text, problem)"
+        )
+    return function

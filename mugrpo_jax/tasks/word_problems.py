@@ -62,7 +62,7 @@ def word_problems(
     check_whole("word_problems", "difficulty", difficulty, 1, 4)
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
-        scene, steps, question = _story(rng, difficulty)
+        steps, question = _story(rng, difficulty)
         told = " ".join([*(step.told for step in steps), question])
         worked = "\n".join([*(step.worked for step in steps), f"#### {steps[-1].result}"])
         key = "|".join(f"{step.kind} {step.numbers}" for step in steps)
@@ -76,7 +76,7 @@ def as_prompt(text: str, chat: bool) -> Prompt:
     return ({"role": "user", "content": text},) if chat else text + "\n"
 
 
-def _story(rng: random.Random, count: int) -> tuple[_Scene, list[_Step], str]:
+def _story(rng: random.Random, count: int) -> tuple[list[_Step], str]:
     """An opening, `count` steps and a question; drawn again where the numbers allow no next step."""
     while True:
         name, friend = rng.sample(NAMES, 2)
@@ -84,7 +84,7 @@ def _story(rng: random.Random, count: int) -> tuple[_Scene, list[_Step], str]:
         steps = _chain(rng, scene, count)
         if steps is not None:
             question = _QUESTIONS.get(steps[-1].kind, "How many {items} does {name} have now?")
-            return scene, steps, question.format(**vars(scene))
+            return steps, question.format(**vars(scene))
 
 
 def _chain(rng: random.Random, scene: _Scene, count: int) -> list[_Step] | None:

@@ -1,0 +1,258 @@
+"""Is the final answer of a response the gold answer, as mathematics?
+
+Three steps: find the final answer (`final_answer`), settle plain numbers and words here, exactly and fast
+(`same_answer`), and leave everything else to math-verify. Conventions, where mathematics leaves a choice:
+
+- only the last boxed answer counts, else the last `####`, else the last "answer is", else the last number;
+- a unit or currency beside a number is not compared: `5 cm`, `$5` and `5` are equal;
+- a percent sign may be written out or left out: `25%`, `25` and `0.25` are equal, `0.5%` and `0.5` are not;
+- a decimal equals a fraction or root it agrees with to six places: `1/3` and `0.333333`.
+"""
+
+import functools
+import logging
+import re
+from fractions import Fraction
+from typing import Any
+
+from mugrpo_jax.tasks.base import Problem
+
+_LONGEST_ANSWER = 500  # characters; what is longer is no final answer
+_TAIL = 4000  # characters in which an unmarked answer is looked for
+
+
+def math_reward(response: str, problem: Problem) -> float:
+    """1.0 if the final answer of the response equals the problem's answer.
+
+    Raises `ValueError` if the problem's own answer cannot be read.
+
+    >>> math_reward("so we get \\\\boxed{\\\\frac{2}{4}}", Problem("1", "", "0.5"))
+    1.0
+    >>> math_reward("2 + 2 = 5\\n#### 5", Problem("1", "", "4"))
+    0.0
+    """
+    try:
+        gold = _read_gold(problem.answer)
+    except ValueError as error:
+        raise ValueError(f"problem {problem.id}: {error}") from error
+    answer = final_answer(response)
+    return float(answer is not None and _same(gold, _bare(answer)))
+
+
+def same_answer(gold: str, answer: str) -> bool:
+    """True if the two answers are equal; `ValueError` if `gold` cannot be read.
+
+    >>> same_answer("1,234", "1234 apples"), same_answer("(1, 2]", "[1, 2]")
+    (True, False)
+    """
+    return _same(_read_gold(gold), _bare(answer))
+
+
+def final_answer(response: str) -> str | None:
+    """The text of the answer a response ends with, or None.
+
+    >>> final_answer("First 3 + 4 = 7. The answer is 7."), final_answer("I do not know"), final_answer("x #### 1,200")
+    ('7', None, '1,200')
+    """
+    box = response.rfind("\\boxed")
+    if box >= 0:
+        return _braced(response[box + len("\\boxed") :][: 2 * _LONGEST_ANSWER])
+    _, mark, after = response.rpartition("####")
+    if mark:
+        return _nonempty(after.strip().split("\n")[0])
+    tail = response[-_TAIL:]
+    anchors = list(_ANCHOR.finditer(tail))
+    if anchors:
+        sentence = _SENTENCE_END.split(tail[anchors[-1].end() :].strip().split("\n")[0])[0]
+        said = re.split(r"(?<![<>!\\])=", sentence)[-1].strip(" *:")
+        found = _ANSWER_IN_TEXT.search(said)
+        return found[0] if found else _nonempty(said.rstrip("."))
+    found_all = list(_ANSWER_IN_TEXT.finditer(tail))
+    return found_all[-1][0] if found_all else None
+
+
+_GROUPED = r"\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+"
+_DECIMAL = rf"(?:(?:{_GROUPED})(?:\.\d+)?|\.\d+)"
+_ANCHOR = re.compile(r"(?i)\banswer\b(?:\s+is\b|\W*?:)[\s:*]*")
+_SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
+_ANSWER_IN_TEXT = re.compile(
+    r"\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)|\$[^$\s](?:[^$\n]*[^$\s])?\$(?!\d)"
+    rf"|(?<![\w)\]}}.])-?[$€£]?{_DECIMAL}(?:\s?/\s?\d+)?\s?\\?%?",
+    re.DOTALL,
+)
+
+
+def _nonempty(text: str) -> str | None:
+    return text.strip() or None
+
+
+def _braced(text: str) -> str | None:
+    """What the brace at the start encloses; None if it never closes. `\\boxed 7` encloses one character."""
+    text = text.lstrip()
+    if not text.startswith("{"):
+        return _nonempty(text[:1])
+    depth = 0
+    for i, character in enumerate(text):
+        if text[i - 1 : i] == "\\":
+            continue
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return _nonempty(text[1:i])
+    return None
+
+
+def _read_gold(answer: str) -> str:
+    gold = _bare(answer)
+    if not gold:
+        raise ValueError(f"answer {answer!r} is empty")
+    if _number(gold) is None and _word(gold) is None and not _parse(gold)[0]:
+        raise ValueError(f"answer {answer[:80]!r} cannot be read as mathematics")
+    return gold
+
+
+def _same(gold: str, answer: str) -> bool:
+    if gold == answer:
+        return True
+    if not answer or len(answer) > _LONGEST_ANSWER:
+        return False
+    a, b = _number(gold), _number(answer)
+    if a is not None and b is not None:
+        return _same_number(a, b)
+    word = _word(gold)
+    if word is not None:
+        return word == _letters(answer)
+    if _bases_differ(gold, answer):
+        return False
+    from math_verify import verify
+
+    return verify(
+        list(_parse(gold)[1]),
+        list(_parse(answer)[1]),
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+        raise_on_error=True,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> tuple[bool, tuple[Any, ...]]:
+    """What math-verify makes of an answer, and whether it is more than the text itself.
+
+    Its own time limits need signals in a main thread and are off: the deadline of the scoring pool holds.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+    boxed = [LatexExtractionConfig(boxed_match_priority=0)]
+    read = parse(f"\\boxed{{{text}}}", extraction_config=boxed, parsing_timeout=None, raise_on_error=True)
+    return any(not isinstance(reading, str) for reading in read), tuple(read)
+
+
+_SPELLINGS = {
+    "−": "-",
+    "–": "-",
+    "×": "\\times ",
+    "·": "\\cdot ",
+    "÷": "/",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "≤": "\\le ",
+    "≥": "\\ge ",
+    "∪": "\\cup ",
+    "°": "^\\circ ",
+}
+_WRAPPERS = (
+    re.compile(r"\$\$(.+)\$\$", re.DOTALL),
+    re.compile(r"\$(.+)\$", re.DOTALL),
+    re.compile(r"\\\((.+)\\\)", re.DOTALL),
+    re.compile(r"\\\[(.+)\\\]", re.DOTALL),
+    re.compile(r"\\boxed\{(.+)\}", re.DOTALL),
+    re.compile(r"\*\*(.+)\*\*", re.DOTALL),
+)
+
+
+def _bare(text: str) -> str:
+    """The answer without its wrapping and with one spelling of signs and spaces."""
+    for sign, spelling in _SPELLINGS.items():
+        text = text.replace(sign, spelling)
+    text = re.sub(
+        r"(?<!\\)\\[,;:! ]|~", " ", text.replace("{,}", ",").replace("\\%", "%").replace("\\$", "$ ")
+    )
+    text = text.strip()
+    for wrapper in _WRAPPERS:
+        if match := wrapper.fullmatch(text):
+            text = match[1].strip()
+    text = re.sub(r"(?<!\\)\b(sqrt)\(([^()]*)\)", r"\\sqrt{\2}", text).replace("**", "^")
+    text = re.sub(r"(?<!\\)\bpi\b", r"\\pi ", text)
+    text = re.sub(r"^\$\s*|^([-+])\s*\$\s*", r"\1", text)
+    return re.sub(r"\s+", " ", text).strip().removesuffix(".")
+
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textrm|mbox)\s*\{([^{}]*)\}")
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:[$€£]\s*)?(?:(?P<whole>\d+)?\s*\\[dt]?frac\{{(?P<n1>\d+)\}}\{{(?P<d1>\d+)\}}"
+    rf"|(?:(?P<whole2>\d+)\s+)?(?P<n2>\d+)\s?/\s?(?P<d2>\d+)"
+    rf"|(?P<repeated>\d*\.\d*)\\overline\{{(?P<period>\d+)\}}"
+    rf"|(?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?)"
+    r"(?P<percent>\s?(?:%|percent\b))?(?P<unit>(?:\s|(?=[(]))[()A-Za-z][A-Za-z. /()^0-9]+)?"
+)
+
+
+def _number(text: str) -> tuple[Fraction, bool, bool] | None:
+    """A plain number, with or without unit: its value, if it has a percent sign, if it is a decimal."""
+    match = _NUMBER.fullmatch(_TEXT.sub(r" \1", text).strip())
+    if match is None:
+        return None
+    part = match.groupdict()
+    if part["decimal"]:
+        value = Fraction(re.sub("[, ]", "", part["decimal"])) * Fraction(10) ** int(part["exponent"] or 0)
+    elif part["repeated"]:
+        digits = len(part["repeated"].partition(".")[2])
+        period = Fraction(int(part["period"]), 10 ** len(part["period"]) - 1)
+        value = Fraction(part["repeated"].rstrip(".") or 0) + period / 10**digits
+    else:
+        denominator = int(part["d1"] or part["d2"])
+        if denominator == 0:
+            return None
+        value = int(part["whole"] or part["whole2"] or 0) + Fraction(
+            int(part["n1"] or part["n2"]), denominator
+        )
+    words = (part["unit"] or "").lower().split()
+    if words and words[0] in _SCALES:
+        value *= _SCALES[words[0]]
+    elif any(word in ("and", "or", "to", "pi", "if", "mod") for word in words):
+        return None
+    value = -value if part["sign"] == "-" else value
+    return value, bool(part["percent"] or "percent" in words), bool(part["decimal"])
+
+
+def _same_number(a: tuple[Fraction, bool, bool], b: tuple[Fraction, bool, bool]) -> bool:
+    (x, x_percent, x_decimal), (y, y_percent, y_decimal) = a, b
+    readings = [(x, y)]
+    if x_percent != y_percent:
+        signed, plain = (x, y) if x_percent else (y, x)
+        readings = [(signed / 100, plain)] + ([(signed, plain)] if abs(plain) >= 1 else [])
+    if x_decimal != y_decimal:
+        readings = [(round(p, 6), round(q, 6)) for p, q in readings]
+    return any(p == q for p, q in readings)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\s()]+", " ", _TEXT.sub(r"\1", text)).strip().casefold()
+
+
+def _word(text: str) -> str | None:
+    """The answer as a word where it is one: marked as text, or of four letters and more."""
+    marked, letters = _TEXT.fullmatch(text) is not None, _letters(text)
+    if re.fullmatch(r"[a-z][a-z' -]*", letters) and (
+        marked or re.fullmatch(r"[A-Za-z][A-Za-z' -]{3,}", text)
+    ):
+        return letters
+    return None
+
+
+def _bases_differ(gold: str, answer: str) -> bool:
+    """True for two numerals in different bases, whose subscripts math-verify drops."""
+    bases = [re.fullmatch(r"[\dA-F]+_\{?(\d+)\}?", text) for text in (gold, answer)]
+    return all(bases) and len({match[1] for match in bases if match}) > 1
