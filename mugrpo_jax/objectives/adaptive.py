@@ -27,6 +27,7 @@ from mugrpo_jax.objectives._objective import (
     read_tokens,
     token_fraction,
 )
+from mugrpo_jax.objectives._search import largest_float
 from mugrpo_jax.objectives.metrics import Metrics, mean_over
 from mugrpo_jax.objectives.moments import effective_sample_size
 
@@ -54,8 +55,6 @@ def m2po(
 
         winsorize   J_t = min(ρ_t A, clip(ρ_t, e^−c, e^c) A)
         mask        J_t = ρ_t A, and 0 for harmful tokens with |l_t| > c
-
-    Finding c sorts all log-ratios of the call, which is the cost of this objective.
 
     Args:
       logp: `[B, T]` log-probs of the policy.
@@ -154,19 +153,17 @@ def _harmful(tokens: Tokens) -> jax.Array:
 
 def _m2po_bound(size: jax.Array, harmful: jax.Array, threshold: ArrayLike, form: str) -> jax.Array:
     count = harmful.sum()
-    size = jnp.sort(jnp.where(harmful, size, jnp.inf).ravel())  # the harmful ones first, ascending
-    index = jnp.arange(size.size)
-    squares = jnp.where(index < count, size, 0.0) ** 2
-    sums = jnp.cumsum(squares)
-    if form == "winsorize":
-        short = sums + (count - index - 1) * squares < threshold * count
-    else:
-        short = sums <= threshold * (index + 1)
-    kept = jnp.sum(short & (index < count))  # both conditions hold for a prefix and then no more
-    if form == "mask":
-        kept = jnp.sum(size < size[jnp.minimum(kept, size.size - 1)])
-    bound = jnp.where(kept > 0, size[jnp.maximum(kept - 1, 0)], 0.0)
-    return jnp.where(sums[-1] > threshold * count, bound, jnp.inf)
+    squares = jnp.where(harmful, size**2, 0.0)
+
+    def within(bound: jax.Array) -> jax.Array:
+        if form == "winsorize":  # Σ_j min(v_j, v_k) is the sum of the first k + 1 and n − k − 1 times v_k
+            return jnp.minimum(squares, bound**2).sum() < threshold * count
+        kept = harmful & (size <= bound)
+        return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum()
+
+    # The largest size that is within; the search itself may end anywhere between two sizes.
+    bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max()
+    return jnp.where(squares.sum() > threshold * count, bound, jnp.inf)
 
 
 @objective

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds
 from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
+from mugrpo_jax.objectives._search import largest_float
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, mean_over
 from mugrpo_jax.objectives.moments import effective_sample_size, second_moment, sequence_ess
@@ -93,16 +94,20 @@ def _behavior_kl(tokens: Tokens) -> Metrics:
 def _ratios(tokens: Tokens, clipped: jax.Array, chosen: jax.Array, name: str) -> Metrics:
     """Count, mean, quantiles and clipped share of the ratios of the chosen tokens."""
     count = chosen.sum()
-    ordered = jnp.sort(jnp.where(chosen, tokens.ratio, jnp.inf).ravel())
-    at = {key: ordered[_rank(count, level)] for key, level in QUANTILES.items()}
+    quantiles = _quantiles(tokens.ratio, chosen, jnp.array(list(QUANTILES.values())))
     return {
         name: count,
         f"ratio/{name}": mean_over(jnp.where(chosen, tokens.ratio, 0.0).sum(), count),
         f"clipped/{name}": mean_over((clipped & chosen).sum(), count),
-        **{f"ratio_{key}/{name}": jnp.where(count > 0, value, 0.0) for key, value in at.items()},
+        **{f"ratio_{key}/{name}": quantiles[i] for i, key in enumerate(QUANTILES)},
     }
 
 
-def _rank(count: jax.Array, level: float) -> jax.Array:
-    """The index of a quantile among `count` ordered values, the nearest one."""
-    return jnp.round(level * jnp.maximum(count - 1, 0)).astype(int)
+def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.Array:
+    """The chosen values of the nearest rank; 0 if none is chosen."""
+    count = chosen.sum()
+    rank = jnp.round(levels * jnp.maximum(count - 1, 0))
+    values = jnp.where(chosen, values, jnp.inf)
+    # The value of rank r is the largest x below which lie no more than r values.
+    found = largest_float(lambda x: (values < x[:, None, None]).sum(axis=(1, 2)) <= rank, levels.shape)
+    return jnp.where(count > 0, found, 0.0)
