@@ -1,0 +1,120 @@
+"""From logits to a token: temperature, top-k, top-p, greedy, and the log-prob of what was drawn.
+
+The distribution sampled from is `softmax(transform_logits(...))`. The draw is exact and needs few random
+numbers: the Gumbel trick picks a block of the vocabulary by its total mass and then a token inside the block,
+so a row costs about `V / 512 + 512` random numbers instead of `V`, and sums stay short enough for float32.
+Everything is row by row: what a row gets depends on its own logits, parameters and key alone.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+_BLOCK = 512
+
+
+def transform_logits(
+    logits: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array | None = None,
+    top_p: jax.Array | None = None,
+) -> jax.Array:
+    """Unnormalised log-probs of the distribution sampled from.
+
+    Temperature first, then top-k, then top-p on what is left. Ties at a boundary are kept together.
+
+    Args:
+      logits: `[..., V]` float32.
+      temperature: `[...]`. 0 means greedy, whose log-probs are defined as those at temperature 1: a
+        degenerate distribution's log-prob of 0 would say nothing.
+      top_k: `[...]` int, 0 keeps everything; None when no row truncates.
+      top_p: `[...]`, 1 keeps everything; None when no row truncates.
+
+    Returns:
+      `[..., V]` with -inf outside what is kept.
+
+    >>> z = jnp.log(jnp.array([[0.1, 0.5, 0.3, 0.1]]))
+    >>> print(jax.nn.softmax(transform_logits(z, jnp.ones(1), top_p=jnp.array([0.7]))).round(3))
+    [[0. 0.625 0.375 0. ]]
+    """
+    z = logits / jnp.where(temperature == 0, 1, temperature)[..., None]
+    if top_k is None and top_p is None:
+        return z
+    keys = _ordered(z)
+    cut = jnp.zeros(z.shape[:-1], jnp.uint32)
+    if top_k is not None:
+        kth = _largest(lambda t: (keys >= t[..., None]).sum(-1) >= top_k, cut.shape)
+        cut = jnp.where(top_k > 0, kth, cut)
+    if top_p is not None:
+        peak = z.max(-1, keepdims=True)
+        weights = jnp.where(keys >= cut[..., None], jnp.exp(z - peak), 0)
+        target = top_p * weights.sum(-1)
+        edge = _largest(lambda t: jnp.where(keys >= t[..., None], weights, 0).sum(-1) >= target, cut.shape)
+        cut = jnp.where(top_p < 1, edge, cut)
+    return jnp.where(keys >= cut[..., None], z, -jnp.inf)
+
+
+def draw(keys: jax.Array, z: jax.Array, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One token a row from `softmax(z)`, or the most likely one, and its log-prob.
+
+    Args:
+      keys: typed random keys `[N]`.
+      z: unnormalised log-probs `[N, V]`, from `transform_logits`.
+      greedy: `[N]` bool.
+
+    Returns:
+      tokens `[N]` int32 and log-probs `[N]` float32.
+    """
+    rows, vocab = z.shape
+    blocks = -(-vocab // _BLOCK)
+    tail = ((0, 0), (0, blocks * _BLOCK - vocab))
+    tiles = jnp.pad(z, tail, constant_values=-jnp.inf).reshape(rows, blocks, _BLOCK)
+    peak, mass = tiles.max(-1), jax.nn.logsumexp(tiles, axis=-1)
+    block_noise, token_noise = _noise(keys, (blocks, _BLOCK))
+    greedy = greedy[:, None]
+    block = jnp.where(greedy, peak, mass + block_noise).argmax(-1)
+    columns = block[:, None] * _BLOCK + jnp.arange(_BLOCK)
+    tile = jnp.take_along_axis(z, jnp.minimum(columns, vocab - 1), axis=1)
+    tile = jnp.where(columns < vocab, tile, -jnp.inf)
+    chosen = jnp.where(greedy, tile, tile + token_noise).argmax(-1, keepdims=True)
+    logp = jnp.take_along_axis(tile, chosen, axis=1)[:, 0] - jax.nn.logsumexp(mass, axis=-1)
+    return jnp.take_along_axis(columns, chosen, axis=1)[:, 0].astype(jnp.int32), logp
+
+
+def token_keys(request_keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """`fold_in(request key, position)` per row, from raw request keys `[N, 2]` and token positions `[N]`."""
+    return jax.vmap(jax.random.fold_in)(
+        jax.random.wrap_key_data(request_keys, impl="threefry2x32"), positions
+    )
+
+
+def _noise(keys: jax.Array, sizes: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    def row(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first, second = jax.random.split(key)
+        # "high" resolves the tail of the Gumbel distribution, on which rare tokens depend.
+        return jax.random.gumbel(first, sizes[:1], mode="high"), jax.random.gumbel(
+            second, sizes[1:], mode="high"
+        )
+
+    return jax.vmap(row)(keys)
+
+
+def _ordered(z: jax.Array) -> jax.Array:
+    """Float32 as uint32 of the same order."""
+    bits = jax.lax.bitcast_convert_type(z.astype(jnp.float32), jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _largest(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    """The largest uint32 per row for which a predicate that is true up to some point holds, bit by bit.
+
+    32 reductions over the vocabulary are far cheaper than sorting it, and the answer is exact.
+    """
+
+    def refine(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(holds(candidate), candidate, found)
+
+    return jax.lax.fori_loop(0, 32, refine, jnp.zeros(shape, jnp.uint32))

@@ -1,0 +1,270 @@
+"""The three jitted programs of the sampler and the arrays they pass around.
+
+`run_prompts` fills a cache with a batch of prompts, `insert` copies rows of it into slots, `decode` advances
+all slots by a bounded number of tokens. Every token comes out of `decode`: a slot starts with its prompt's
+last token still to be fed, so a prompt of one token and a shared prompt are no special cases.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax.models import Cache, abstract, decode_params, decode_step, prefill
+from mugrpo_jax.models.sharding import MESH_AXES, constrain, current_mesh, param_sharding, spec
+from mugrpo_jax.sampling.distribution import draw, token_keys, transform_logits
+from mugrpo_jax.sampling.plan import SamplerPlan
+from mugrpo_jax.sampling.requests import MAX_STOPS
+
+# A device loop runs at least this long once started, so that short answers do not drown in host turns.
+_FEWEST_STEPS = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The request each slot works on, one row a slot.
+
+    Attributes:
+      lengths: `[N]` int32, filled cache entries; 0 in a free slot, so that it reads next to nothing.
+      tokens: `[N]` int32, the token to feed next.
+      left: `[N]` int32, tokens it may still sample; 0 marks a free slot.
+      keys: `[N, 2]` uint32, raw request keys.
+      temperature: `[N]` float32, 0 is greedy.
+      top_k: `[N]` int32, 0 is off.
+      top_p: `[N]` float32, 1 is off.
+      stops: `[N, MAX_STOPS]` int32, padded with -1.
+    """
+
+    lengths: Any
+    tokens: Any
+    left: Any
+    keys: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    stops: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Everything the sampler holds on the device beside the weights.
+
+    Attributes:
+      keys: one array a layer, `[N, cache_length, kv_heads, head_dim]`.
+      values: as `keys`.
+      rows: the requests in the slots.
+    """
+
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    rows: Rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Emitted:
+    """What one device loop sampled.
+
+    Attributes:
+      tokens: `[steps, N]` int32, -1 where a slot was free or the loop had ended.
+      logprobs: `[steps, N]` float32.
+      left: `[N]` int32, `Rows.left` at the end: 0 where a slot has become free.
+      steps: `[]` int32, decode steps done.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    left: jax.Array
+    steps: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames="graphdef")
+def run_prompts(graphdef: Any, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
+    """The cache of right-padded prompts `tokens [B, T]`; their logits are left to the first decode step."""
+    return prefill(graphdef, params, tokens, lengths)[1]
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def insert(slots: Slots, prompts: Cache, source: jax.Array, target: jax.Array, rows: Rows) -> Slots:
+    """Start requests in free slots.
+
+    Args:
+      slots: updated in place.
+      prompts: from `run_prompts`.
+      source: `[M]` int32, the row of `prompts` each request starts from.
+      target: `[M]` int32, all different; the slot it goes to, or one beyond the last to go nowhere.
+      rows: the requests, `M` rows.
+    """
+    length = prompts.keys[0].shape[1]
+
+    def put(cache: jax.Array, prompt: jax.Array) -> jax.Array:
+        new = cache.at[target, :length].set(prompt[source], mode="drop", unique_indices=True)
+        return constrain(new, "batch", None, "kv_heads", None)
+
+    return Slots(
+        keys=tuple(map(put, slots.keys, prompts.keys)),
+        values=tuple(map(put, slots.values, prompts.values)),
+        rows=_constrain_rows(
+            jax.tree.map(
+                lambda old, new: old.at[target].set(new, mode="drop", unique_indices=True), slots.rows, rows
+            )
+        ),
+    )
+
+
+@functools.partial(
+    jax.jit, static_argnames=("graphdef", "steps", "read", "top_k", "top_p"), donate_argnames="slots"
+)
+def decode(
+    graphdef: Any,
+    params: Any,
+    slots: Slots,
+    refill_at: jax.Array,
+    *,
+    steps: int,
+    read: int,
+    top_k: bool,
+    top_p: bool,
+) -> tuple[Slots, Emitted]:
+    """Sample up to `steps` tokens in every busy slot.
+
+    Args:
+      graphdef: the decoder's static definition.
+      params: from `decode_params`.
+      slots: updated in place.
+      refill_at: end early once this many slots are free; beyond the number of slots: only when all are.
+      steps: most decode steps.
+      read: cache entries attended to; every busy row stays below it.
+      top_k: whether any request uses it; without, its passes over the vocabulary are left out.
+      top_p: likewise.
+    """
+    count = slots.rows.left.shape[0]
+
+    def goes_on(carry: tuple[jax.Array, Slots, jax.Array, jax.Array]) -> jax.Array:
+        step, slots, _, _ = carry
+        free = (slots.rows.left == 0).sum()
+        return (step < steps) & (free < count) & ((free < refill_at) | (step < _FEWEST_STEPS))
+
+    def advance(carry: tuple[jax.Array, Slots, jax.Array, jax.Array]) -> tuple[Any, ...]:
+        step, slots, tokens, logprobs = carry
+        rows = slots.rows
+        cache = Cache(slots.keys, slots.values, rows.lengths)
+        logits, cache = decode_step(graphdef, params, cache, rows.tokens, read=read)
+        token, logp = _sample(logits, rows, top_k, top_p)
+        busy = rows.left > 0
+        stopped = (token[:, None] == rows.stops).any(-1)
+        left = jnp.where(busy & ~stopped, rows.left - 1, 0)
+        rows = dataclasses.replace(
+            rows, lengths=jnp.where(left > 0, rows.lengths + 1, 0), tokens=token, left=left
+        )
+        slots = Slots(cache.keys, cache.values, _constrain_rows(rows))
+        tokens = tokens.at[step].set(jnp.where(busy, token, -1))
+        return step + 1, slots, tokens, logprobs.at[step].set(logp)
+
+    empty = jnp.full((steps, count), -1, jnp.int32), jnp.zeros((steps, count), jnp.float32)
+    step, slots, tokens, logprobs = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), slots, *empty))
+    return slots, Emitted(tokens, logprobs, slots.rows.left, step)
+
+
+def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[jax.Array, jax.Array]:
+    if current_mesh() is not None:
+        # Whole rows, spread over every device: the draw then needs no communication.
+        logits = jax.lax.with_sharding_constraint(logits, P(MESH_AXES, None))
+    z = transform_logits(
+        logits, rows.temperature, rows.top_k if top_k else None, rows.top_p if top_p else None
+    )
+    token, logp = draw(token_keys(rows.keys, rows.lengths + 1), z, rows.temperature == 0)
+    return constrain(token, "batch"), constrain(logp, "batch")
+
+
+def _constrain_rows(rows: Rows) -> Rows:
+    return jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), rows)
+
+
+def free_rows(count: int) -> Rows:
+    """Rows without a request, as NumPy arrays."""
+    return Rows(
+        lengths=np.zeros(count, np.int32),
+        tokens=np.zeros(count, np.int32),
+        left=np.zeros(count, np.int32),
+        keys=np.zeros((count, 2), np.uint32),
+        temperature=np.ones(count, np.float32),
+        top_k=np.zeros(count, np.int32),
+        top_p=np.ones(count, np.float32),
+        stops=np.full((count, MAX_STOPS), -1, np.int32),
+    )
+
+
+def abstract_slots(plan: SamplerPlan) -> Slots:
+    """`Slots` of a plan as shapes with shardings."""
+    config = plan.config
+    shape = (plan.slots, plan.cache_length, config.num_kv_heads, config.head_dim)
+    cache = jax.ShapeDtypeStruct(
+        shape, plan.dtype, sharding=_named(plan, spec("batch", None, "kv_heads", None))
+    )
+    layers = (cache,) * config.num_layers
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_named(plan, spec("batch"))),
+        free_rows(plan.slots),
+    )
+    return Slots(layers, layers, rows)
+
+
+def params_sharding(plan: SamplerPlan, params: Any) -> Any:
+    """Shardings of the output of `decode_params`: over `tensor` alone, whole on every row of slots.
+
+    Split over `fsdp` as well, the weights would have to be gathered anew for every token.
+    """
+    if plan.mesh is None:
+        return None
+
+    def one(leaf: NamedSharding, *, drop: int) -> NamedSharding | None:
+        return _named(plan, P(*(axis if axis == "tensor" else None for axis in leaf.spec[drop:])))
+
+    shardings = param_sharding(plan.mesh, params)
+    layers = jax.tree.map(functools.partial(one, drop=1), shardings["layers"])
+    outside = {name: leaf for name, leaf in shardings.items() if name != "layers"}
+    return {
+        **jax.tree.map(functools.partial(one, drop=0), outside),
+        "layers": [layers] * plan.config.num_layers,
+    }
+
+
+def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
+    """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
+    graphdef, params = abstract(plan.config, dtype=plan.dtype)
+    weights = jax.eval_shape(decode_params, params)
+    if plan.mesh is not None:
+        weights = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            weights,
+            params_sharding(plan, params),
+        )
+    with mesh_of(plan):
+        return decode.lower(
+            graphdef,
+            weights,
+            abstract_slots(plan),
+            np.int32(plan.refill_at),
+            steps=plan.steps,
+            read=plan.read_buckets[-1],
+            top_k=top_k,
+            top_p=top_p,
+        )
+
+
+def mesh_of(plan: SamplerPlan) -> Any:
+    """The context in which a plan's programs are traced and called."""
+    return contextlib.nullcontext() if plan.mesh is None else jax.set_mesh(plan.mesh)
+
+
+def _named(plan: SamplerPlan, spec: P) -> NamedSharding | None:
+    return None if plan.mesh is None else NamedSharding(plan.mesh, spec)
