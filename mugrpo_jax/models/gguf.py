@@ -242,12 +242,12 @@ def _pre_tokenizers() -> dict[str, tuple[Any, Any, bool]]:
     from tokenizers import Regex, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-    def split(pattern: str) -> Any:
-        return Sequence(
-            [Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+    def split(*patterns: str) -> Any:
+        cuts = [Split(Regex(pattern), "isolated") for pattern in patterns]
+        return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
 
     gpt2 = ByteLevel(add_prefix_space=False, use_regex=True)
+    gpt2_words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     llama3 = (split(words + r"\p{N}{1,3}" + rest), None, True)
@@ -257,4 +257,5 @@ def _pre_tokenizers() -> dict[str, tuple[Any, Any, bool]]:
         "llama3": llama3,
         "qwen2": (split(words + r"\p{N}" + rest), normalizers.NFC(), False),
         "gpt-2": (gpt2, None, False),
+        "default": (split(r"[\p{P}\$\+<=>\^~\|]+", gpt2_words, r"\p{N}+", "[0-9][0-9][0-9]"), None, False),
     }
