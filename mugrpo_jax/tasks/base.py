@@ -13,7 +13,7 @@ class Problem:
     """One prompt and what is needed to judge and to imitate an answer.
 
     Attributes:
-      id: unique within its task.
+      id: unique within its part of a task.
       prompt: plain text, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's template.
       answer: the gold answer, in the form its reward expects.
       solution: a response a model could have written, for a warm start; None where there is none.

@@ -51,12 +51,11 @@ def same_answer(gold: str, answer: str) -> bool:
 def final_answer(response: str) -> str | None:
     """The text of the answer a response ends with, or None.
 
-    >>> final_answer("First 3 + 4 = 7. The answer is 7."), final_answer("I do not know"), final_answer("x #### 1,200")
+    >>> final_answer("3 + 4 = 7. The answer is 7."), final_answer("I do not know"), final_answer("#### 1,200")
     ('7', None, '1,200')
     """
-    box = response.rfind("\\boxed")
-    if box >= 0:
-        return _braced(response[box + len("\\boxed") :][: 2 * _LONGEST_ANSWER])
+    if "\\boxed" in response:
+        return boxed_answer(response)
     _, mark, after = response.rpartition("####")
     if mark:
         return _nonempty(after.strip().split("\n")[0])
@@ -69,6 +68,12 @@ def final_answer(response: str) -> str | None:
         return found[0] if found else _nonempty(said.rstrip("."))
     found_all = list(_ANSWER_IN_TEXT.finditer(tail))
     return found_all[-1][0] if found_all else None
+
+
+def boxed_answer(text: str) -> str | None:
+    """What the last `\\boxed{...}` encloses; None without one, or if it never closes."""
+    _, box, after = text.rpartition("\\boxed")
+    return _braced(after[: 2 * _LONGEST_ANSWER]) if box else None
 
 
 _GROUPED = r"\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+"
@@ -121,7 +126,7 @@ def _same(gold: str, answer: str) -> bool:
     word = _word(gold)
     if word is not None:
         return word == _letters(answer)
-    if _bases_differ(gold, answer):
+    if _bases_differ(gold, answer) or _unbalanced(answer):
         return False
     from math_verify import verify
 
@@ -250,6 +255,11 @@ def _word(text: str) -> str | None:
     ):
         return letters
     return None
+
+
+def _unbalanced(text: str) -> bool:
+    """True where brackets open and never close, whatever their kind: such text costs the parser seconds."""
+    return sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
 
 
 def _bases_differ(gold: str, answer: str) -> bool:

@@ -1,7 +1,7 @@
 """Scoring responses: a pool of worker processes with a hard deadline, or inline for rewards that are cheap.
 
-Both forms offer `submit(text, problem) -> Future[Score]`, `score_all(pairs)` and `counts`, so scoring overlaps
-generation or follows it. An item that cannot be scored keeps its status: nothing becomes a zero unseen.
+Both forms offer `submit(text, problem) -> Future[Score]`, `score_all(pairs)` and `counts`, so that scoring
+overlaps generation or follows it. An item that cannot be scored keeps its status: no zero is silent.
 """
 
 import json
@@ -69,6 +69,7 @@ class Scorer(ABC):
         """Score many responses; the scores come in the order of the responses."""
         return [future.result() for future in [self.submit(text, problem) for text, problem in pairs]]
 
+    @abstractmethod
     def close(self) -> None:
         """Release what the scorer holds; what is still waiting is dropped."""
 
@@ -136,6 +137,9 @@ class InlineScorer(Scorer):
         future: Future[Score] = Future()
         future.set_result(self._count(judge(self._reward, text, problem)))
         return future
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class ScoringPool(Scorer):

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Answer pairs with their verdicts: (gold, a response or its final answer, equal)."""
 
 EQUAL = [

@@ -1,0 +1,223 @@
+"""Problems from files and from the Hugging Face Hub: JSONL, Parquet, `datasets`.
+
+A source is named by one string: `path/to/file.jsonl`, `path/to/file.parquet`, or
+`hub:owner/name:split` and `hub:owner/name/subset:split`. How its columns become problems is a `Columns`.
+"""
+
+import json
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mugrpo_jax.tasks.base import Message, Problem, Prompt, Task
+from mugrpo_jax.tasks.math_answers import boxed_answer
+from mugrpo_jax.tasks.rewards import load_reward
+
+Row = tuple[str, Mapping[str, Any]]  # where it was read, for messages, and its columns
+
+
+def _after_hashes(text: str) -> str | None:
+    _, mark, answer = text.rpartition("####")
+    return answer.strip() if mark else None
+
+
+ANSWER_PARTS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+    {"whole": str.strip, "hashes": _after_hashes, "boxed": boxed_answer}
+)
+"""Which part of the answer column is the answer: all, what follows the last `####`, the last box."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a row becomes a problem.
+
+    Attributes:
+      template: a text with columns in braces, `"{question}"`, or chat messages with such texts as `content`.
+        A brace that is meant is written twice.
+      answer: the column with the answer.
+      answer_part: a key of `ANSWER_PARTS`.
+      solution: the column with a worked solution, for a warm start.
+      id: the column with an id; without one, problems are numbered.
+    """
+
+    template: str | tuple[Message, ...] = "{question}"
+    answer: str = "answer"
+    answer_part: str = "whole"
+    solution: str | None = None
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a row."""
+        if self.answer_part not in ANSWER_PARTS:
+            raise ValueError(f"answer_part is {self.answer_part!r}; possible: {', '.join(ANSWER_PARTS)}")
+        messages = [self.template] if isinstance(self.template, str) else self.template
+        for message in messages:
+            if isinstance(message, str):
+                _fields(message)
+            elif set(message) != {"role", "content"}:
+                raise ValueError(f"template has a message {message!r}; possible keys: role and content, both")
+            else:
+                _fields(message["content"])
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        """The template filled with the row's columns."""
+        if isinstance(self.template, str):
+            return _fill(self.template, row)
+        return tuple({"role": m["role"], "content": _fill(m["content"], row)} for m in self.template)
+
+    def problem(self, row: Mapping[str, Any], number: int) -> Problem:
+        """One row as a problem; a `ValueError` says what the row lacks."""
+        answer = ANSWER_PARTS[self.answer_part](_text(_column(row, self.answer, "answer")))
+        if not answer:
+            raise ValueError(f"column {self.answer!r} has no answer (answer_part is {self.answer_part!r})")
+        solution = None if self.solution is None else _worked(_text(_column(row, self.solution, "solution")))
+        name = str(number) if self.id is None else _text(_column(row, self.id, "id"))
+        return Problem(name, self.prompt(row), answer, solution)
+
+
+def load_problems(source: str, columns: Columns) -> list[Problem]:
+    """Read all problems of a source. Anything wrong is one line that names the source and the place."""
+    problems: dict[str, Problem] = {}
+    for where, row in _rows(source):
+        try:
+            problem = columns.problem(row, len(problems))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if problem.id in problems:
+            raise ValueError(f"{where}: id {problem.id!r} is there twice; ids must be unique")
+        problems[problem.id] = problem
+    if not problems:
+        raise ValueError(f"{source}: no problems in it")
+    return list(problems.values())
+
+
+def dataset_task(
+    *,
+    name: str = "dataset",
+    train: str | None = None,
+    test: str | None = None,
+    columns: Columns | Mapping[str, Any] | None = None,
+    reward: str = "math",
+) -> Task:
+    """A task from one source to train on, one to test on, or both.
+
+    Args:
+      name: of the task.
+      train: a source, see the top of this module.
+      test: likewise.
+      columns: how rows become problems, as `Columns` or as a mapping with its fields.
+      reward: as `load_reward` understands it.
+    """
+    if train is None and test is None:
+        raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
+    load_reward(reward)
+    columns = columns if isinstance(columns, Columns) else _columns(columns or {})
+    problems = [[] if source is None else load_problems(source, columns) for source in (train, test)]
+    return Task(name=name, train=problems[0], test=problems[1], reward=reward)
+
+
+def _columns(settings: Mapping[str, Any]) -> Columns:
+    known = [field.name for field in fields(Columns)]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"columns has no key {key!r}; possible: {', '.join(known)}")
+    return Columns(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+
+
+def _rows(source: str) -> Iterator[Row]:
+    if source.startswith("hub:"):
+        return _hub_rows(source)
+    path = Path(source)
+    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
+    if path.suffix not in readers:
+        raise ValueError(f"source is {source!r}; possible: a .jsonl or .parquet file or hub:owner/name:split")
+    if not path.is_file():
+        raise ValueError(f"{source}: no such file")
+    return readers[path.suffix](path)
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}:{number}", _json_object(path, number, line)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+
+
+def _json_object(path: Path, number: int, line: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{number}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{path}:{number}: a {type(row).__name__}; possible: one JSON object a line")
+    return row
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            f"{path}: reading Parquet needs pyarrow: pip install 'mugrpo-jax[parquet]'"
+        ) from None
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+    yield from ((f"{path}: row {i}", row) for i, row in enumerate(rows))
+
+
+def _hub_rows(source: str) -> Iterator[Row]:
+    match = re.fullmatch(r"hub:([^/:]+/[^/:]+)(?:/([^/:]+))?:([^:]+)", source)
+    if match is None:
+        raise ValueError(
+            f"source is {source!r}; possible: hub:owner/name:split or hub:owner/name/subset:split"
+        )
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f"{source}: the Hub needs datasets: pip install 'mugrpo-jax[hub]'") from None
+    try:
+        rows = datasets.load_dataset(match[1], match[2], split=match[3])
+    except Exception as error:  # offline, missing, gated: many kinds, one message
+        raise ValueError(f"{source}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    yield from ((f"{source}: row {i}", row) for i, row in enumerate(rows))
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ValueError(f"template {template!r}: {error}; a brace that is meant is written twice") from None
+
+
+def _fill(template: str, row: Mapping[str, Any]) -> str:
+    """The template with columns in place of their names: plain names only, nothing is looked up in them."""
+    for field in _fields(template):
+        _column(row, field, "template")
+    parts = string.Formatter().parse(template)
+    return "".join(text + ("" if field is None else _text(row[field])) for text, field, _, _ in parts)
+
+
+def _column(row: Mapping[str, Any], column: str, wanted_by: str) -> Any:
+    if row.get(column) is None:
+        state = "is empty" if column in row else "is not there"
+        raise ValueError(f"column {column!r}, named by {wanted_by}, {state}; possible: {', '.join(row)}")
+    return row[column]
+
+
+def _text(value: Any) -> str:
+    """A column as text; a whole number that a reader made a float is whole again."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _worked(solution: str) -> str:
+    return re.sub(r"<<[^<>]*>>", "", solution)  # GSM8K's calculator notes, which no model should imitate
