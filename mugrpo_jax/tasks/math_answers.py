@@ -70,6 +70,19 @@ def final_answer(response: str) -> str | None:
     return found_all[-1][0] if found_all else None
 
 
+def vote_answer(response: str) -> str | None:
+    """The final answer in one spelling, so that equal numbers count as the same vote.
+
+    >>> vote_answer("#### 1,200 apples"), vote_answer("The answer is 1200.0")
+    ('1200', '1200')
+    """
+    answer = final_answer(response)
+    if answer is None:
+        return None
+    number = _number(_bare(answer)) if len(answer) <= _LONGEST_ANSWER else None
+    return _bare(answer) if number is None else f"{number[0]}{'%' if number[1] else ''}"
+
+
 def boxed_answer(text: str) -> str | None:
     """What the last `\\boxed{...}` encloses; None without one, or if it never closes."""
     _, box, after = text.rpartition("\\boxed")

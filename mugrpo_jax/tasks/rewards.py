@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from mugrpo_jax.tasks.base import Problem, RewardFunction
 from mugrpo_jax.tasks.countdown import countdown_reward
-from mugrpo_jax.tasks.math_answers import final_answer, math_reward
+from mugrpo_jax.tasks.math_answers import math_reward, vote_answer
 
 
 def exact_reward(response: str, problem: Problem) -> float:
@@ -39,7 +39,7 @@ ANSWERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {
         "exact": str.strip,
         "arithmetic": lambda response: response.rpartition(";")[2].strip() if ";" in response else None,
-        "math": final_answer,
+        "math": vote_answer,
     }
 )
 """What a response answers, by reward, for a majority vote; a reward without an entry has no vote."""

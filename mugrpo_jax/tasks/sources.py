@@ -125,7 +125,9 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
     for key in settings:
         if key not in known:
             raise ValueError(f"columns has no key {key!r}; possible: {', '.join(known)}")
-    return Columns(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+    template: Any = settings.get("template", Columns.template)
+    rest = {key: value for key, value in settings.items() if key != "template"}
+    return Columns(tuple(template) if isinstance(template, list) else template, **rest)
 
 
 def _rows(source: str) -> Iterator[Row]:
