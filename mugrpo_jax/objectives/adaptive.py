@@ -329,9 +329,9 @@ def bapo_bounds(
 
         positive mass = Σ_{A > 0} min(ρ, c_h) |A|        negative mass = Σ_{A < 0} max(ρ, c_l) |A|
 
-    First c_l goes up in steps, then c_h. The masses are the surrogate's own, as in the authors' code. Note
-    that a higher c_l can then only add to the negative mass: it takes gradient away from unlikely tokens, but
-    it is c_h that meets the target.
+    First c_l goes up in steps, then c_h. The masses are those of the surrogate, as in the authors' code, so a
+    higher c_l can only add to the negative mass: it takes the gradient from unlikely tokens, but never meets
+    the target. If the bounds of the start miss it, c_l therefore goes all the way, and c_h is searched for.
 
     Args:
       log_ratio: `[B, T]`.
@@ -358,17 +358,25 @@ def bapo_bounds(
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     log_ratio = stop_gradient(jnp.asarray(log_ratio))
     tokens = read_tokens(log_ratio, jnp.zeros_like(log_ratio), advantages, mask)
-    lows, highs = _steps(clip_low, clip_low_max, step), _steps(clip_high, clip_high_max, step)
     gains = jnp.maximum(tokens.advantages, 0.0)
     losses = jnp.maximum(-tokens.advantages, 0.0)
-    positive = jnp.stack([(jnp.minimum(tokens.ratio, high) * gains).sum() for high in highs])
-    negative = jnp.stack([(jnp.maximum(tokens.ratio, low) * losses).sum() for low in lows])
-    # All pairs in the order they are tried: every low with the first high, then the last low with every high.
-    low_index = np.minimum(np.arange(len(lows) + len(highs) - 1), len(lows) - 1)
-    high_index = np.maximum(np.arange(len(lows) + len(highs) - 1) - (len(lows) - 1), 0)
-    met = positive[high_index] >= target * negative[low_index]
-    chosen = jnp.where(met.any(), jnp.argmax(met), len(met) - 1)
-    return jnp.asarray(lows)[low_index][chosen], jnp.asarray(highs)[high_index][chosen]
+    highs = _steps(clip_high, clip_high_max, step)
+
+    def short(low: ArrayLike, high: ArrayLike) -> jax.Array:
+        negative = (jnp.maximum(tokens.ratio, low) * losses).sum()
+        return (jnp.minimum(tokens.ratio, high) * gains).sum() < target * negative
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first, last = bounds  # the index of the first high that is not short is one of first..last
+        middle = (first + last) // 2
+        higher = short(clip_low_max, jnp.asarray(highs)[middle])
+        return jnp.where(higher, middle + 1, first), jnp.where(higher, last, middle)
+
+    ends = jnp.int32(0), jnp.int32(len(highs) - 1)
+    index = jax.lax.fori_loop(0, len(highs).bit_length(), halve, ends)[0]
+    moved = short(clip_low, clip_high)
+    low = jnp.where(moved, clip_low_max, clip_low)
+    return low, jnp.where(moved, jnp.asarray(highs)[index], clip_high)
 
 
 def _steps(start: float, end: float, step: float) -> np.ndarray:

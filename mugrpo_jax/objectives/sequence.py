@@ -223,7 +223,7 @@ def minpro(
       **shared: the knobs all objectives share, see the package docstring.
 
     Returns:
-      The loss, and metrics with the mean prefix factor `prefix_ratio/tokens`.
+      The loss, and metrics with the mean logarithm of the prefix factor, `prefix_log_ratio/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
@@ -233,15 +233,15 @@ def minpro(
     """
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     log_ratio = jnp.where(tokens.mask, stop_gradient(tokens.log_ratio), jnp.inf)
-    so_far = jax.lax.cummin(log_ratio, axis=1)
-    before = jnp.pad(so_far[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
-    log_prefix = jnp.where(jnp.isfinite(before), before, 0.0)  # no token before: a factor of 1
+    before = jnp.pad(log_ratio[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
+    smallest = jax.lax.cummin(before, axis=1)
+    log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # no token before: a factor of 1
     # One exp of the sum: the factors may leave the range of float32 where the product does not.
     return finish(
         minpro,
         tokens,
         safe_exp(log_prefix + tokens.log_ratio) * tokens.advantages,
-        {"prefix_ratio/tokens": token_mean(tokens, safe_exp(log_prefix))},
+        {"prefix_log_ratio/tokens": token_mean(tokens, log_prefix)},
         denominator=denominator,
         aggregation=aggregation,
         shared=shared,
