@@ -202,11 +202,9 @@ def evaluate(
     if wanted:
         open_requests = {(request.index, request.sample) for request in wanted}
         for response, score in _scored(generate(wanted), problems, scorer):
-            if (response.index, response.sample) not in open_requests:
-                raise ValueError(
-                    f"{name}: generate returned {response[:2]}, which is not or no longer wanted"
-                )
-            open_requests.remove((response.index, response.sample))
+            if (key := (response.index, response.sample)) not in open_requests:
+                raise ValueError(f"{name}: generate returned (index, sample) {key}, not or no longer wanted")
+            open_requests.remove(key)
             answer = None if answer_of is None else answer_of(response.text)
             results.add(response, problems[response.index], score, answer)
         if open_requests:

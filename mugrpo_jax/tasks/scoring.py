@@ -180,6 +180,8 @@ class ScoringPool(Scorer):
         for worker in self._workers:
             worker.stop()
         self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.release()
 
     def _score(self, text: str, problem: Problem) -> Score:
         worker = self._idle.get()
@@ -232,12 +234,15 @@ class _Worker:
             self._stopped = True
             self._process.kill()
 
-    def _restart(self) -> None:
-        self._process.kill()
+    def release(self) -> None:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _restart(self) -> None:
+        self._process.kill()
+        self.release()
         self._start()
 
     def _wait_until_ready(self) -> None:

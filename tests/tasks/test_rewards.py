@@ -1,0 +1,105 @@
+import pytest
+from answer_pairs import EQUAL, RESPONSES, UNEQUAL
+
+from mugrpo_jax.tasks import (
+    ANSWERS,
+    REWARDS,
+    Problem,
+    arithmetic_reward,
+    exact_reward,
+    final_answer,
+    load_reward,
+    math_reward,
+    same_answer,
+)
+
+PAIRS = [(gold, answer, True) for gold, answer in EQUAL] + [(gold, answer, False) for gold, answer in UNEQUAL]
+
+
+def test_the_table_is_large_and_says_each_pair_once():
+    assert len(PAIRS) >= 150 and len({pair[:2] for pair in PAIRS}) == len(PAIRS)
+
+
+@pytest.mark.parametrize(("gold", "answer", "equal"), PAIRS)
+def test_no_verdict_of_the_table_is_wrong(gold, answer, equal):
+    assert same_answer(gold, answer) is equal
+
+
+@pytest.mark.parametrize(("gold", "response", "right"), RESPONSES)
+def test_the_final_answer_of_a_response_counts(gold, response, right):
+    assert math_reward(response, Problem("1", "", gold)) == float(right)
+
+
+def test_a_boxed_or_marked_answer_gets_the_verdict_of_the_answer():
+    for gold, answer, equal in PAIRS[::7]:
+        if answer.count("{") == answer.count("}"):
+            problem = Problem("1", "", gold)
+            assert math_reward(f"So $x$ is 3.\nHence \\boxed{{{answer}}}.", problem) == float(equal), (
+                gold,
+                answer,
+            )
+            assert math_reward(f"3 + 4 = 7\n#### {answer}\n", problem) == float(equal), (gold, answer)
+
+
+def test_long_texts_without_an_answer_cost_little():
+    problem = Problem("1", "", "5")
+    assert math_reward("\\boxed{" + "x" * 100_000 + "}", problem) == 0.0
+    assert math_reward("7 $" * 33_000, problem) == 0.0
+    assert math_reward("a " * 50_000 + "the answer is 5", problem) == 1.0
+    assert final_answer("(" * 100_000) is None
+
+
+@pytest.mark.parametrize("gold", ["", "  ", "$$", r"\frac{", r"\begin{pmatrix}1", "=/="])
+def test_a_gold_answer_that_cannot_be_read_is_an_error_that_names_the_problem(gold):
+    with pytest.raises(
+        ValueError, match=r"^problem q7: answer .* (is empty|cannot be read as mathematics)$"
+    ) as error:
+        math_reward("#### 5", Problem("q7", "", gold))
+    assert "\n" not in str(error.value)
+
+
+def test_exact_and_arithmetic_rewards():
+    problem = Problem("1", "", "95")
+    assert [exact_reward(t, problem) for t in ("95", " 95\n", "095", "95.", "")] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    texts = ("7+8+0=15,3+5+1=09;95", ";95", "95", ";9;95", ";95;", ";095", "95;")
+    assert [arithmetic_reward(t, problem) for t in texts] == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_votes_are_counted_by_value():
+    vote = ANSWERS["math"]
+    assert (
+        len({vote(t) for t in ("#### 1,200", r"\boxed{1200}", "The answer is $1200.00.", "#### 1200 km")})
+        == 1
+    )
+    assert vote("#### 50%") != vote("#### 50") and vote("no idea") is None
+    assert vote(r"\boxed{x+1}") == "x+1"
+    assert ANSWERS["arithmetic"]("1+1+0=02;2") == "2" and ANSWERS["arithmetic"]("2") is None
+
+
+def test_rewards_are_loaded_by_name():
+    import strange_rewards
+
+    assert load_reward("math") is REWARDS["math"]
+    assert load_reward("strange_rewards:reward") is strange_rewards.reward
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("maths", "reward is 'maths'; possible: exact, arithmetic, countdown, math or module:function"),
+        (
+            "no_such_module:f",
+            "reward 'no_such_module:f': cannot import 'no_such_module': ModuleNotFoundError",
+        ),
+        ("strange_rewards:f", "reward 'strange_rewards:f': the module has no 'f'"),
+        (
+            "strange_rewards:NOT_A_FUNCTION",
+            "reward 'strange_rewards:NOT_A_FUNCTION' is a int; possible: a func",
+        ),
+        ("strange_rewards:", "reward is 'strange_rewards:'; possible: exact"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_one_clear_line(name, message):
+    with pytest.raises(ValueError) as error:
+        load_reward(name)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)

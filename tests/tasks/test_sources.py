@@ -1,0 +1,171 @@
+import json
+import sys
+import types
+
+import pytest
+
+from mugrpo_jax.tasks import PRESETS, Columns, Problem, load_problems, load_reward, load_task
+
+ROWS = [
+    {"question": "1 + 1?", "answer": "so 1+1=<<1+1=2>>2\n#### 2", "key": "a", "score": 2.0},
+    {"question": "Is {x} é?", "answer": "#### 1,000", "key": "b", "score": 7.5},
+]
+USER = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q: {question} \\boxed{{}}"})
+
+
+def write(path, *lines):
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    return write(tmp_path / "rows.jsonl", *ROWS, "\n")
+
+
+def test_columns_become_problems(jsonl):
+    columns = Columns(USER, answer_part="hashes", solution="answer", id="key")
+    first, second = load_problems(jsonl, columns)
+    prompt = (USER[0], {"role": "user", "content": "Q: 1 + 1? \\boxed{}"})
+    assert first == Problem("a", prompt, "2", "so 1+1=2\n#### 2")
+    assert second.prompt[1]["content"] == "Q: Is {x} é? \\boxed{}" and second.answer == "1,000"
+
+
+def test_a_plain_template_numbers_and_whole_answers(jsonl):
+    problems = load_problems(jsonl, Columns("{question} =", answer="score"))
+    assert [(p.id, p.prompt, p.answer) for p in problems] == [
+        ("0", "1 + 1? =", "2"),
+        ("1", "Is {x} é? =", "7.5"),
+    ]
+
+
+def test_parquet_and_the_hub_give_what_jsonl_gives(jsonl, tmp_path, monkeypatch):
+    pyarrow, reader = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet = str(tmp_path / "rows.parquet")
+    reader.write_table(pyarrow.Table.from_pylist(ROWS), parquet)
+    columns = Columns(answer_part="hashes", solution="answer", id="key")
+    expected = load_problems(jsonl, columns)
+    assert load_problems(parquet, columns) == expected
+
+    calls = []
+    hub = types.SimpleNamespace(load_dataset=lambda *a, **k: (calls.append((a, k)), ROWS)[1])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert load_problems("hub:owner/name/main:train", columns) == expected
+    assert load_problems("hub:owner/name:test", columns) == expected
+    assert calls == [(("owner/name", "main"), {"split": "train"}), (("owner/name", None), {"split": "test"})]
+
+
+def test_a_task_of_files_with_settings_as_yaml_gives_them(jsonl):
+    settings = {"template": [dict(message) for message in USER], "answer_part": "hashes"}
+    task = load_task("dataset", train=jsonl, columns=settings, reward="exact")
+    assert task.train == load_problems(jsonl, Columns(USER, answer_part="hashes"))
+    assert task.test == [] and task.reward == "exact"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_read_rows_of_their_own_columns(name, tmp_path):
+    row = {
+        "question": "What?",
+        "problem": "What?",
+        "solution": "Two, so \\boxed{2}.",
+        "answer": "Two.\n#### 2",
+    }
+    if name != "gsm8k":
+        row["answer"] = "2"
+    write(tmp_path / "test.jsonl", row, row)
+    task = load_task(name, folder=str(tmp_path))
+    assert len(task.test) == 2 and len(task.train) == 0
+    assert task.test[0].answer == "2" and task.test[0].prompt[0]["content"].startswith("What?\n")
+    if task.test[0].solution:
+        assert load_reward(task.reward)(task.test[0].solution, task.test[0]) == 1.0
+    assert (PRESETS[name].train or PRESETS[name].test).startswith("hub:")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"answer": "gold"},
+            "{path}:1: column 'gold', named by answer, is not there; possible: question, answer",
+        ),
+        (
+            {"template": "{prompt}"},
+            "{path}:1: column 'prompt', named by template, is not there; possible: quest",
+        ),
+        (
+            {"template": "{question.upper}"},
+            "{path}:1: column 'question.upper', named by template, is not there",
+        ),
+        ({"solution": "work"}, "{path}:1: column 'work', named by solution, is not there"),
+        ({"answer_part": "boxed"}, "{path}:1: column 'answer' has no answer (answer_part is 'boxed')"),
+        ({"id": "same"}, "{path}:2: id '1' is there twice; ids must be unique"),
+        ({"answer": "empty"}, "{path}:2: column 'empty', named by answer, is empty"),
+        ({"template": "{question"}, "template '{{question': expected '}}' before end of string; a brace"),
+        ({"template": [{"role": "user"}]}, "template has a message {{'role': 'user'}}; possible keys: role"),
+        ({"answer_part": "last"}, "answer_part is 'last'; possible: whole, hashes, boxed"),
+        ({"tempalte": "x"}, "columns has no key 'tempalte'; possible: template, answer"),
+    ],
+)
+def test_bad_columns_are_one_clear_line(columns, message, tmp_path):
+    rows = [row | {"same": 1, "empty": empty} for row, empty in zip(ROWS, ("x", None))]
+    path = write(tmp_path / "rows.jsonl", *rows)
+    with pytest.raises(ValueError) as error:
+        load_task("dataset", train=path, columns=columns)
+    assert str(error.value).startswith(message.format(path=path)) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "{path}: no problems in it"),
+        (b"\n\n", "{path}: no problems in it"),
+        (b'{"question": "a", "answer": "1"}\n{"question": \n', "{path}:2: not JSON: Expecting value"),
+        (b'["question", "answer"]\n', "{path}:1: a list; possible: one JSON object a line"),
+        (b"\xff\xfe\n", "{path}: not UTF-8 text"),
+    ],
+)
+def test_bad_files_are_one_clear_line(content, message, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        load_problems(str(path), Columns())
+    assert str(error.value).startswith(message.format(path=path)) and "\n" not in str(error.value)
+
+
+def test_bad_sources_and_missing_packages_are_one_clear_line(tmp_path, monkeypatch):
+    broken = tmp_path / "rows.parquet"
+    broken.write_bytes(b"not parquet")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no\nroute")
+
+    cases = {
+        "rows.csv": "source is 'rows.csv'; possible: a .jsonl or .parquet file or hub:",
+        "rows.jsonl": "rows.jsonl: no such file",
+        "hub:name": "source is 'hub:name'; possible: hub:owner/name:split",
+        "hub:owner/name:test": "hub:owner/name:test: the Hub needs datasets: pip install 'mugrpo-jax[hub]'",
+    }
+    for source, message in cases.items():
+        with pytest.raises(ValueError) as error:
+            load_problems(source, Columns())
+        assert str(error.value).startswith(message)
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=refuse))
+    with pytest.raises(ValueError, match=r"^hub:owner/name:test: cannot be loaded: no route$"):
+        load_problems("hub:owner/name:test", Columns())
+    with pytest.raises(ValueError, match=r"neither train nor test is given"):
+        load_task("dataset")
+    with pytest.raises(ValueError, match=r"no train or test in it"):
+        load_task("gsm8k", folder=str(tmp_path / "nowhere"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'mugrpo-jax\[parquet\]'"):
+        load_problems(str(broken), Columns())
+
+
+def test_a_broken_parquet_file_is_one_clear_line(tmp_path):
+    pytest.importorskip("pyarrow")
+    broken = tmp_path / "rows.parquet"
+    broken.write_bytes(b"not parquet")
+    with pytest.raises(ValueError, match=r"not a Parquet file") as error:
+        load_problems(str(broken), Columns())
+    assert "\n" not in str(error.value)
