@@ -68,24 +68,43 @@ def random_model(family: str, seed: int) -> Any:
 def reference(folder: Path, seed: int) -> dict[str, np.ndarray]:
     """Prompts, and what the checkpoint in `folder` makes of them in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load(folder)
     rng = np.random.default_rng(seed)
-    longest = max(PROMPT_LENGTHS)
-    prompts = np.zeros((len(PROMPT_LENGTHS), longest), np.int32)
-    logits = np.zeros((len(PROMPT_LENGTHS), longest, SHAPE["vocab_size"]), np.float32)
+    prompts = np.zeros((len(PROMPT_LENGTHS), max(PROMPT_LENGTHS)), np.int32)
     continuations = np.zeros((len(PROMPT_LENGTHS), NEW_TOKENS), np.int32)
     for row, length in enumerate(PROMPT_LENGTHS):
         prompts[row, :length] = rng.integers(0, SHAPE["vocab_size"], length)
         tokens = prompts[row, :length].tolist()
-        with torch.no_grad():
-            logits[row, :length] = model(torch.tensor([tokens])).logits[0].numpy()
-            for _ in range(NEW_TOKENS):
+        for _ in range(NEW_TOKENS):
+            with torch.no_grad():
                 tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         continuations[row] = tokens[length:]
-    lengths = np.array(PROMPT_LENGTHS, np.int32)
-    return {"prompts": prompts, "lengths": lengths, "logits": logits, "continuations": continuations}
+    return {
+        "prompts": prompts,
+        "lengths": np.array(PROMPT_LENGTHS, np.int32),
+        "logits": prompt_logits(model, prompts),
+        "continuations": continuations,
+    }
+
+
+def load(folder: Path) -> Any:
+    """The checkpoint as `transformers` loads it, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompt_logits(model: Any, prompts: np.ndarray) -> np.ndarray:
+    """Logits of right-padded prompts, zero on the padding."""
+    import torch
+
+    logits = np.zeros((*prompts.shape, SHAPE["vocab_size"]), np.float32)
+    for row, length in enumerate(PROMPT_LENGTHS):
+        with torch.no_grad():
+            logits[row, :length] = model(torch.tensor(prompts[row : row + 1, :length])).logits[0].numpy()
+    return logits
 
 
 def main() -> None:

@@ -33,10 +33,14 @@ TOKENIZER = CharTokenizer("0123456789+-*/=() \nabcdefghijklmnopqrstuvwxyz")
 
 def random_params(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Any, Any]:
     """Every weight random: norms are not ones and biases not zeros, so that none can be left out unseen."""
-    graphdef, params = decoder.create(config, seed=seed)
+    graphdef, shapes = decoder.abstract(config)
     rng = np.random.default_rng(seed)
-    noisy = jax.tree.map(lambda leaf: leaf + 0.2 * rng.standard_normal(leaf.shape, np.float32), params)
-    return graphdef, decoder.cast(noisy, dtype)
+
+    def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+        centre = 1.0 if "norm" in path[-1].key else 0.0
+        return jnp.asarray(centre + 0.2 * rng.standard_normal(leaf.shape, np.float32), dtype)
+
+    return graphdef, jax.tree.map_with_path(draw, shapes)
 
 
 def write(

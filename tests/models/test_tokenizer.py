@@ -1,0 +1,166 @@
+"""Tokenizers: one small interface over characters, Hugging Face folders and what is exported."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_checkpoints as tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mugrpo_jax.models import hf, make_mesh
+from mugrpo_jax.models.loading import load_model, tiny_model
+from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
+
+ALPHABET = "0123456789+-*/=() \n\té日\u0301x"
+CHAT = [
+    {"role": "system", "content": "12"},
+    {"role": "user", "content": "3+4= "},
+    {"role": "assistant", "content": "7\n"},
+]
+
+
+def test_character_ids_are_pad_end_begin_then_the_alphabet():
+    tokenizer = CharTokenizer("ab")
+    assert (tokenizer.pad_id, tokenizer.eos_ids, tokenizer.vocab_size) == (0, {1}, 5)
+    assert tokenizer.encode("ba") == [4, 3]
+    assert tokenizer.encode("", start=True) == [2]
+    assert tokenizer.decode([2, 3, 4, 1, 0, 0, 99]) == "ab"
+    assert tokenizer.chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) == [
+        2,
+        3,
+        4,
+        1,
+    ]
+
+
+def test_unknown_characters_and_bad_alphabets_are_named():
+    with pytest.raises(ValueError, match=r"character 'z' is not in the alphabet 'ab'"):
+        CharTokenizer("ab").encode("az")
+    with pytest.raises(ValueError, match=r"distinct characters, got 'a' twice"):
+        CharTokenizer("aba")
+    with pytest.raises(ValueError, match=r"alphabet is empty"):
+        CharTokenizer("")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The character tokenizer, and what `transformers` makes of its exported files."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("char")
+    tokenizer = CharTokenizer(ALPHABET)
+    tokenizer.save(folder)
+    assert load_tokenizer(folder).alphabet == ALPHABET
+    return tokenizer, HFTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text(alphabet=ALPHABET, max_size=30))
+def test_the_exported_character_tokenizer_is_the_same(pair, text):
+    ours, theirs = pair
+    for start in (False, True):
+        assert theirs.encode(text, start=start) == ours.encode(text, start=start)
+    assert ours.decode(ours.encode(text, start=True)) == text
+    assert theirs.decode([*ours.encode(text, start=True), 1, 0]) == text
+
+
+def test_the_exported_character_tokenizer_chats_the_same(pair):
+    ours, theirs = pair
+    assert theirs.chat(CHAT) == ours.chat(CHAT)
+    assert theirs.chat_text(CHAT) == ours.chat_text(CHAT) == "<|bos|>123+4= 7\n<|eos|>"
+    assert (theirs.pad_id, theirs.eos_ids, theirs.vocab_size) == (ours.pad_id, ours.eos_ids, ours.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": 7}, {1, 5, 6}),
+        ({"eos_token_id": 5}, {}, {1, 5}),
+        ({}, {"eos_token_id": 7}, {1, 7}),
+        (None, {"eos_token_id": [7, 8]}, {1, 7, 8}),
+        (None, {}, {1}),
+    ],
+)
+def test_every_stop_token_of_a_folder_counts(generation, config, expected, tmp_path):
+    CharTokenizer(ALPHABET).save(tmp_path)
+    (tmp_path / "char_tokenizer.json").unlink()  # now it is any Hugging Face folder
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, HFTokenizer)
+    assert tokenizer.eos_ids == expected
+
+
+def test_a_folder_tokenizer_saves_itself(pair, tmp_path):
+    _, theirs = pair
+    theirs.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.chat(CHAT) == theirs.chat(CHAT)
+    assert again.encode("1+1", start=True) == theirs.encode("1+1", start=True)
+
+
+def test_tokenizers_that_cannot_work_are_refused(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    with pytest.raises(ValueError, match=r"no tokenizer files; expected tokenizer.json"):
+        load_tokenizer(tmp_path)
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
+    with pytest.raises(ValueError, match=r"here: no end-of-text token"):
+        HFTokenizer(bare, source="here")
+    silent = HFTokenizer(bare, eos_ids=[0], source="here")
+    assert silent.pad_id == 0
+    with pytest.raises(ValueError, match=r"here: the tokenizer has no chat template"):
+        silent.chat(CHAT)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"the tokenizer cannot be loaded") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "char_tokenizer.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"char_tokenizer.json: not a character tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_model_is_loaded_by_folder_and_exported_with_its_tokenizer(tmp_path):
+    config = tiny.FAMILIES["qwen3-tied"]
+    _, params = tiny.write(tmp_path / "a", config)
+    model = load_model(str(tmp_path / "a"), dtype=jnp.float32, mesh=make_mesh(fsdp=8))
+    assert (model.config, model.source) == (config, tmp_path / "a")
+    assert model.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")
+    hf.save(model.params, tmp_path / "b", config=config, source=model.source, dtype=jnp.bfloat16)
+    again = load_model(tmp_path / "b")
+    np.testing.assert_array_equal(again.params["embed"], params["embed"])
+    assert again.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")
+    assert json.loads((tmp_path / "b" / "generation_config.json").read_text()) == {
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+
+
+def test_the_tiny_model_depends_on_its_seed_and_fits_a_mesh():
+    one, two = load_model("tiny", seed=1), load_model("tiny", seed=2)
+    assert one.tokenizer.decode(one.tokenizer.encode("What is 2 + 2?\n")) == "What is 2 + 2?\n"
+    assert one.config.vocab_size >= one.tokenizer.vocab_size
+    assert not np.array_equal(one.params["embed"], two.params["embed"])
+    sharded = load_model("tiny", seed=1, mesh=make_mesh(fsdp=4, tensor=2))
+    np.testing.assert_array_equal(one.params["embed"], sharded.params["embed"])
+    assert not sharded.params["embed"].sharding.is_fully_replicated
+    other = tiny_model(
+        CharTokenizer("01"), vocab_size=one.config.vocab_size, max_positions=77, dtype=jnp.bfloat16
+    )
+    assert (other.config.max_positions, other.params["embed"].dtype) == (77, jnp.bfloat16)
+
+
+def test_unusable_model_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"model 'nowhere': not found; possible: a Hugging Face folder"):
+        load_model("nowhere")
+    with pytest.raises(ValueError, match=r"config.json: not found"):
+        load_model(tmp_path)
+    small = dataclasses.replace(tiny.FAMILIES["llama-tied"], vocab_size=16)
+    tiny.write(tmp_path / "a", small)
+    with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model only 16"):
+        load_model(tmp_path / "a")
