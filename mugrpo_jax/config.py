@@ -87,6 +87,7 @@ class Batch:
     stages: int = key(4, "generations in the run")
     epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all")
     tokens_per_micro_batch: int = key(32768, "padded tokens in one forward-backward pass, over all devices")
+    length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +194,15 @@ class RunConfig:
         """Updates in the whole run."""
         return self.batch.updates_per_stage * self.batch.stages
 
+    def rollout_fingerprint(self) -> str:
+        """Twelve hex digits that name what decides a rollout, given the policy's weights."""
+        group = self.batch.responses_per_prompt
+        parts = {"seed": self.seed, "task": to_dict(self.task), "group": group, "sampling": to_dict(self.sampling)}
+        return _digest(parts | {"dtype": self.model.sampling_dtype})
+
     def fingerprint(self) -> str:
         """Twelve hex digits that name this configuration."""
-        text = json.dumps(to_dict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _digest(to_dict(self))
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -257,6 +263,10 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "")
         elif left != right:
             out.append(f"{prefix}{name} ({left!r} there, {right!r} here)")
     return out
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

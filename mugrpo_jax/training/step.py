@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from mugrpo_jax import objectives
 from mugrpo_jax.models import cast, token_logprobs
-from mugrpo_jax.models.sharding import batch_sharding, param_sharding
+from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
 
@@ -46,13 +46,24 @@ class UpdateStep:
         mesh: Mesh,
         options: StepOptions,
         *,
+        state: TrainState,
         diagnose: bool = True,
     ) -> None:
+        """Build the programs; `state` may be abstract, only its shapes are read."""
         self.mesh = mesh
+        # Named explicitly, so that what comes out of a program is exactly what goes into the next one.
+        shardings = state_sharding(mesh, state)
         loss = functools.partial(_loss, graphdef, objective, options, diagnose)
-        self.accumulate = jax.jit(functools.partial(_accumulate, loss), donate_argnums=(1, 2))
-        self.apply = jax.jit(functools.partial(_apply, optimizer, mesh), donate_argnums=(0, 1))
-        self.prepare = jax.jit(functools.partial(_prepare, jnp.dtype(options.compute_dtype), mesh))
+        self.prepare = jax.jit(
+            functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
+            out_shardings=(shardings.params, shardings.params),
+        )
+        self.accumulate = jax.jit(
+            functools.partial(_accumulate, loss), donate_argnums=(1, 2), out_shardings=(shardings.params, None)
+        )
+        self.apply = jax.jit(
+            functools.partial(_apply, optimizer), donate_argnums=0, out_shardings=(shardings, None)
+        )
         self._loss = loss
         self._names: tuple[str, ...] | None = None
 
@@ -127,16 +138,13 @@ def _accumulate(
     return gradient, objectives.combine_metrics([metrics, found])
 
 
-def _prepare(dtype: Any, mesh: Mesh, params: Any) -> tuple[Any, Any]:
-    """Weights for the passes (sharded as the masters are, cast before they are gathered) and a zero gradient."""
-    shardings = param_sharding(mesh, params)
-    compute = jax.lax.with_sharding_constraint(cast(params, dtype), shardings)
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    return compute, jax.lax.with_sharding_constraint(zeros, shardings)
+def _prepare(dtype: Any, params: Any) -> tuple[Any, Any]:
+    """Weights for the passes (cast while still sharded, so that half as much is gathered) and a zero gradient."""
+    return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, mesh: Mesh, state: TrainState, gradient: Any
+    optimizer: optax.GradientTransformation, state: TrainState, gradient: Any
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     norm = optax.global_norm(gradient)
     finite = jnp.isfinite(norm)
@@ -162,7 +170,7 @@ def _apply(
         previous=previous,
     )
     metrics["skipped"] = new.skipped
-    return jax.lax.with_sharding_constraint(new, state_sharding(mesh, new)), metrics
+    return new, metrics
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:

@@ -1,0 +1,518 @@
+"""µ-GRPO, top to bottom: a few large stages of *generate everything, then optimise many times*.
+
+How it departs from GRPO (arXiv 2402.03300):
+
+1. A stage generates all its rollouts at once, from one frozen policy, and then takes µ updates on them
+   (1024 by default; GRPO is this same loop with µ = 4). One pass over the data unless asked for more.
+2. The sampler and the optimizer never share the device: the sampler's weights and cache are gone before the
+   first update.
+3. Log-probs of the behavior policy are recorded while decoding and never recomputed.
+4. Ratios are kept up to 5 instead of 1.2, and nothing is clipped from below: stale tokens still teach.
+5. In a response with negative advantage, everything behind the first token that the policy has abandoned
+   (ratio < 1e-4) is vetoed, recomputed at every update with the current weights.
+6. There is no KL term and no dual clip. The optimizer's state carries over between stages.
+7. Rollouts are files: a stage can be inspected, optimised again, or replayed with another objective.
+
+4 and 5 are `objectives.mu_grpo`; the rest is below.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from tqdm import tqdm
+
+from mugrpo_jax import training
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.policy import Policy, load_policy
+from mugrpo_jax.rollouts import Group, Rollout, Stage, UpdateStream, open_stage, plan_buckets
+from mugrpo_jax.run import RunFolder, StopRequest, Stopped
+from mugrpo_jax.sampling import Request, Response, Sampler, request_seeds
+from mugrpo_jax.tasks import Problem, Task, load_task
+from mugrpo_jax.tasks.scoring import Scorer, make_scorer
+from mugrpo_jax.training import Cursor, TrainState
+
+
+def train(config: RunConfig, folder: Path) -> Path:
+    """Run, or continue, everything that `config` describes; returns the run's folder."""
+    with StopRequest() as stop:
+        job = Job.open(config, folder, stop)
+        with jax.set_mesh(job.policy.mesh):
+            state, cursor = job.resume()
+            for stage in range(cursor.stage, config.batch.stages):
+                if cursor.update == 0:
+                    job.evaluate(state, cursor)
+                    state = training.start_stage(state)  # θ becomes b, the behavior policy
+                rollouts = job.generate(state, stage, cursor)
+                for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
+                    job.maybe_save(state, cursor)
+                cursor = Cursor(stage=stage + 1, updates=cursor.updates)
+                job.save(state, cursor, accuracy=job.evaluate(state, cursor))
+            job.close()
+    return folder
+
+
+def warm_start(config: RunConfig, folder: Path) -> Path:
+    """Only the supervised part of `train`, with an evaluation before and after; `train` continues from it."""
+    with StopRequest() as stop:
+        job = Job.open(config, folder, stop)
+        with jax.set_mesh(job.policy.mesh):
+            state, cursor = job.resume()
+            job.evaluate(state, cursor)
+            job.close()
+    return folder
+
+
+@dataclasses.dataclass
+class Job:
+    """One run under way: what the steps of `train` share."""
+
+    run: RunFolder
+    policy: Policy
+    params: Any
+    task: Task
+    optimizer: Any
+    checkpoints: training.CheckpointStore
+    stop: StopRequest
+
+    @classmethod
+    def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
+        """Load the model and the task, and claim the folder."""
+        run = RunFolder(folder, config)
+        policy, params = load_policy(config)
+        task = load_task(config.task.name, **config.task.options)
+        if not len(task.train):
+            raise ConfigError(f"task {task.name}: no training problems")
+        return cls(
+            run=run,
+            policy=policy,
+            params=params,
+            task=task,
+            optimizer=training.make_optimizer(config.optimizer, config.total_updates),
+            checkpoints=training.CheckpointStore(folder / "checkpoints", config.checkpoints),
+            stop=stop,
+        )
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.run.config
+
+    # -- where the run stands
+
+    def resume(self) -> tuple[TrainState, Cursor]:
+        """The newest checkpoint, or a warm-started beginning."""
+        make = jax.jit(
+            lambda params: training.init_state(params, self.optimizer, track_drift=self.config.track_drift)
+        )
+        abstract = jax.eval_shape(make, self.params)
+        shardings = training.state_sharding(self.policy.mesh, abstract)
+        if self.checkpoints.latest() is None:
+            params = self._warm_start() if self.config.warm_start.updates else self.params
+            state = jax.device_put(make(params), shardings)
+            cursor = Cursor()
+            self.save(state, cursor)
+        else:
+            targets = jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                abstract,
+                shardings,
+            )
+            state, cursor = self.checkpoints.restore(targets)
+            self.run.journal.rewind(cursor.updates)
+            _say(f"continuing at stage {cursor.stage}, update {cursor.update}")
+        self.params = None  # the state owns the weights from here on
+        return state, cursor
+
+    def maybe_save(self, state: TrainState, cursor: Cursor) -> None:
+        """Checkpoint inside a stage, when one is due or the run was asked to stop."""
+        if cursor.update == self.config.batch.updates_per_stage:
+            return
+        if self.stop.requested or cursor.update % self.config.checkpoints.every == 0:
+            self.save(state, cursor)
+            self.check_stop()
+
+    def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+        """Checkpoint now; the write goes on in the background."""
+        self.checkpoints.save(state, cursor, accuracy=accuracy)
+
+    def check_stop(self) -> None:
+        """Leave when asked to, with everything on disk."""
+        if self.stop.requested:
+            self.close()
+            raise Stopped
+
+    def close(self) -> None:
+        """Wait for the last checkpoint."""
+        self.checkpoints.wait()
+        self.checkpoints.close()
+
+    # -- generation
+
+    def generate(self, state: TrainState, stage_index: int, cursor: Cursor) -> Stage:
+        """All rollouts of a stage, on disk: what is there already is kept, the rest is generated."""
+        stage = Stage(
+            folder=self.run.stage_folder(stage_index),
+            identity={
+                "fingerprint": self.config.rollout_fingerprint(),
+                "stage": stage_index,
+                "policy_updates": cursor.updates - cursor.update,
+            },
+            prompts=self.config.prompts_per_stage,
+            prompts_per_shard=self.config.sampling.prompts_per_shard,
+        )
+        if stage.manifest() is None:
+            if cursor.update:
+                raise ConfigError(f"{stage.folder}: the rollouts of the stage under way are gone; restore them")
+            started = time.monotonic()
+            mine = [
+                s for s in stage.missing_shards() if s % jax.process_count() == jax.process_index()
+            ]
+            figures = self._generate_shards(state.params, stage, stage_index, mine) if mine else {}
+            _barrier(f"stage-{stage_index}")
+            if jax.process_index() == 0:
+                self._record_stage(stage, stage_index, cursor, figures, time.monotonic() - started)
+            _barrier(f"stage-{stage_index}-manifest")
+        return open_stage(stage.folder)
+
+    def _generate_shards(
+        self, params: Any, stage: Stage, stage_index: int, shards: list[int]
+    ) -> dict[str, Any]:
+        problems = {i: self._problem(stage_index, i) for shard in shards for i in stage.shard_prompts(shard)}
+        requests = [self._request(stage_index, i, problem) for i, problem in problems.items()]
+        open_shards = _OpenShards(stage, problems, self.config.batch.responses_per_prompt)
+        total = len(requests) * self.config.batch.responses_per_prompt
+        with self.policy.sampler(params) as sampler, self._scorer() as scorer:
+            with _bar(total, f"stage {stage_index}: generate", "resp") as bar:
+                for response in sampler.run(requests):
+                    text = self.policy.tokenizer.decode(response.tokens)
+                    score = scorer.submit(text, problems[response.index])
+                    open_shards.add(response, score)
+                    _advance(bar, sampler, open_shards)
+                    if self.stop.requested:
+                        open_shards.finish(wait=False)
+                        self.check_stop()
+            open_shards.finish()
+            return {"occupancy": sampler.stats.occupancy, "decode_steps": sampler.stats.steps}
+
+    def _record_stage(
+        self, stage: Stage, stage_index: int, cursor: Cursor, figures: dict[str, Any], seconds: float
+    ) -> None:
+        manifest = stage.commit()
+        responses = manifest["responses"]
+        self.run.journal.write(
+            {
+                "kind": "stage",
+                "stage": stage_index,
+                "updates": cursor.updates,
+                "reward": manifest["reward"] / responses,
+                "response_length": manifest["response_tokens"] / responses,
+                "truncated": manifest["truncated"] / responses,
+                "equal_groups": manifest["equal_groups"] / manifest["groups"],
+                "responses": responses,
+                "response_tokens": manifest["response_tokens"],
+                "status": manifest["status"],
+                "seconds": {"generate": seconds, **figures},
+            }
+        )
+        _say(
+            f"stage {stage_index}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
+            f"{manifest['response_tokens'] / seconds:,.0f} tokens/s"
+        )
+
+    def _problem(self, stage_index: int, index: int) -> Problem:
+        """The training set in a new random order on every pass; stages continue where the last one stopped."""
+        train = self.task.train
+        passes, place = divmod(stage_index * self.config.prompts_per_stage + index, len(train))
+        return train[int(_order(self.config.seed, passes, len(train))[place])]
+
+    def _request(self, stage_index: int, index: int, problem: Problem) -> Request:
+        group = self.config.batch.responses_per_prompt
+        return Request(
+            prompt=self.policy.prompt_tokens(problem),
+            seeds=request_seeds(self.config.seed, stage_index, index, samples=group),
+            max_tokens=self.config.sampling.max_response_tokens,
+            temperature=self.config.sampling.temperature,
+            stop=tuple(sorted(self.policy.tokenizer.eos_ids)),
+            index=index,
+        )
+
+    def _scorer(self) -> Scorer:
+        task = self.config.task
+        return make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
+
+    # -- optimisation
+
+    def optimise(
+        self, state: TrainState, stage_index: int, rollouts: Stage, cursor: Cursor
+    ) -> Iterator[tuple[TrainState, Cursor]]:
+        """The stage's µ updates, from where the cursor stands; yields after each."""
+        config, batch = self.config, self.config.batch
+        step = training.UpdateStep(
+            self.policy.graphdef,
+            config.objective.build(),
+            self.optimizer,
+            self.policy.mesh,
+            self._step_options(),
+            state=state,
+        )
+        stream = UpdateStream(
+            rollouts,
+            seed=config.seed,
+            stage_index=stage_index,
+            epochs=batch.epochs_per_stage,
+            prompts_per_update=batch.prompts_per_update,
+            buckets=self.policy.buckets(),
+            advantage=config.advantage,
+            aggregation=config.objective.settings["aggregation"],
+            max_response=config.sampling.max_response_tokens,
+        )
+        if cursor.data is not None:
+            stream.seek(cursor.data)
+        with _bar(batch.updates_per_stage, f"stage {stage_index}: update", "upd", cursor.update) as bar:
+            while cursor.update < batch.updates_per_stage:
+                started = time.monotonic()
+                update = next(stream)
+                state, metrics = step(state, update)
+                cursor = Cursor(stage_index, cursor.update + 1, cursor.updates + 1, stream.position())
+                record = self._record_update(cursor, update.metrics, metrics, started)
+                bar.set_postfix(_headline(record), refresh=False)
+                bar.update()
+                yield state, cursor
+
+    def _record_update(
+        self, cursor: Cursor, data: Any, metrics: dict[str, jax.Array], started: float
+    ) -> dict[str, Any]:
+        found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        record = {
+            "kind": "update",
+            "stage": cursor.stage,
+            "updates": cursor.updates,
+            "staleness": cursor.update - 1,
+            **data,
+            **found,
+            "seconds": {"update": time.monotonic() - started},
+        }
+        self.run.journal.write(record)
+        if found["skipped"] > self.config.optimizer.max_skipped:
+            raise ConfigError(
+                f"update {cursor.updates}: {found['skipped']:.0f} updates had a non-finite gradient, more than "
+                "optimizer.max_skipped; lower optimizer.learning_rate or resume from an earlier checkpoint"
+            )
+        return record
+
+    def _step_options(self) -> training.StepOptions:
+        model = self.config.model
+        return training.StepOptions(
+            compute_dtype=model.compute_dtype,
+            temperature=self.config.sampling.temperature,
+            remat=model.remat,
+            scan=model.scan_layers,
+            attention=model.attention,
+        )
+
+    # -- supervised start
+
+    def _warm_start(self) -> Any:
+        """Weights after supervised training on the task's worked solutions; it too resumes."""
+        config, warm = self.config, self.config.warm_start
+        count = len(self.task.train) if warm.problems is None else min(warm.problems, len(self.task.train))
+        rows = [
+            (self.policy.prompt_tokens(problem), self.policy.solution_tokens(problem))
+            for problem in (self.task.train[i] for i in range(count))
+        ]
+        settings = dataclasses.replace(
+            config.optimizer, learning_rate=warm.learning_rate, schedule="cosine", warmup_updates=0
+        )
+        optimizer = training.make_optimizer(settings, warm.updates)
+        state = training.init_state(self.params, optimizer, track_drift=False)
+        shardings = training.state_sharding(self.policy.mesh, state)
+        state = jax.device_put(state, shardings)
+        store = training.CheckpointStore(self.run.folder / "warm_start", config.checkpoints)
+        cursor = Cursor()
+        if store.latest() is not None:
+            state, cursor = store.restore(state)
+        longest = max(len(prompt) + len(solution) for prompt, solution in rows)
+        buckets = plan_buckets(
+            longest,
+            config.batch.tokens_per_micro_batch,
+            self.policy.buckets().rows_multiple,
+            unit=config.batch.length_multiple,
+        )
+        step = training.UpdateStep(
+            self.policy.graphdef,
+            training.cross_entropy,
+            optimizer,
+            self.policy.mesh,
+            self._step_options(),
+            state=state,
+            diagnose=False,
+        )
+        updates = training.solution_updates(
+            rows, buckets, rows_per_update=warm.rows_per_update, seed=config.seed, start=cursor.updates
+        )
+        with _bar(warm.updates, "warm start", "upd", cursor.updates) as bar:
+            for number in range(cursor.updates + 1, warm.updates + 1):
+                started = time.monotonic()
+                state, metrics = step(state, next(updates))
+                loss = float(metrics["loss"])
+                self.run.journal.write(
+                    {
+                        "kind": "warm_start",
+                        "updates": number - warm.updates,
+                        "loss": loss,
+                        "seconds": {"update": time.monotonic() - started},
+                    }
+                )
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+                bar.update()
+                if self.stop.requested or number % config.checkpoints.every == 0:
+                    store.save(state, Cursor(updates=number))
+                    if self.stop.requested:
+                        store.close()
+                        self.check_stop()
+        store.close()
+        return state.params
+
+    # -- evaluation
+
+    def evaluate(self, state: TrainState, cursor: Cursor) -> float | None:
+        """Held-out accuracy of the current weights, once per place in the run."""
+        wanted, journal = self.config.evaluation, self.run.journal
+        problems = list(self.task.test[: wanted.problems])
+        if not problems or wanted.problems == 0:
+            return None
+        for record in journal.read("evaluation"):
+            if record["updates"] == cursor.updates:
+                return record["accuracy"]
+        started = time.monotonic()
+        requests = [
+            Request(
+                prompt=self.policy.prompt_tokens(problem),
+                seeds=request_seeds(self.config.seed, 1 << 20, i, samples=wanted.samples),
+                max_tokens=self.config.sampling.max_response_tokens,
+                temperature=wanted.temperature,
+                top_p=wanted.top_p,
+                stop=tuple(sorted(self.policy.tokenizer.eos_ids)),
+                index=i,
+            )
+            for i, problem in enumerate(problems)
+        ]
+        scores = np.zeros((len(problems), wanted.samples))
+        with self.policy.sampler(state.params) as sampler, self._scorer() as scorer:
+            with _bar(scores.size, f"evaluate after {cursor.updates} updates", "resp") as bar:
+                waiting = []
+                for response in sampler.run(requests):
+                    text = self.policy.tokenizer.decode(response.tokens)
+                    waiting.append((response, scorer.submit(text, problems[response.index])))
+                    bar.update()
+                for response, score in waiting:
+                    scores[response.index, response.sample] = score.result().value
+        accuracy = float(scores.mean())
+        journal.write(
+            {
+                "kind": "evaluation",
+                "updates": cursor.updates,
+                "stage": cursor.stage,
+                "accuracy": accuracy,
+                "standard_error": float(scores.mean(1).std(ddof=1) / np.sqrt(len(problems))),
+                "problems": len(problems),
+                "seconds": {"evaluate": time.monotonic() - started},
+            }
+        )
+        _say(f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(problems)} problems)")
+        return accuracy
+
+
+class _OpenShards:
+    """Responses on their way into shards: a shard is committed when its last response is scored."""
+
+    def __init__(self, stage: Stage, problems: dict[int, Problem], group: int) -> None:
+        self.stage, self.problems, self.group = stage, problems, group
+        self.responses: dict[int, dict[int, tuple[Response, Any]]] = {}
+        self.full: list[int] = []
+        self.reward, self.scored = 0.0, 0
+        self._left: dict[int, int] = {}
+
+    def add(self, response: Response, score: Any) -> None:
+        """Take a response and the future of its score; commit the shards that are complete."""
+        self.responses.setdefault(response.index, {})[response.sample] = (response, score)
+        shard = response.index // self.stage.prompts_per_shard
+        left = self._left.setdefault(shard, len(self.stage.shard_prompts(shard)) * self.group) - 1
+        self._left[shard] = left
+        if not left:
+            self.full.append(shard)
+        self.finish(wait=False)
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Commit complete shards; without `wait`, only those whose scores are all in."""
+        for shard in list(self.full):
+            prompts = self.stage.shard_prompts(shard)
+            futures = [score for i in prompts for _, score in self.responses[i].values()]
+            if wait or all(future.done() for future in futures):
+                self.stage.write_shard(shard, [self._group(i) for i in prompts])
+                self.full.remove(shard)
+
+    def _group(self, index: int) -> Group:
+        responses = self.responses.pop(index)
+        rollouts = []
+        for sample in range(self.group):
+            response, future = responses[sample]
+            score = future.result()
+            self.reward += score.value
+            self.scored += 1
+            rollouts.append(
+                Rollout(response.tokens, response.logprobs, score.value, response.finish_reason, score.status)
+            )
+        return Group(index, self.problems[index].id, response.prompt_tokens, tuple(rollouts))
+
+
+def _order(seed: int, passes: int, count: int) -> np.ndarray:
+    return np.random.default_rng((seed, passes)).permutation(count)
+
+
+def _advance(bar: Any, sampler: Sampler, shards: _OpenShards) -> None:
+    bar.update()
+    if bar.n % 64 == 0:
+        reward = f"{shards.reward / shards.scored:.3f}" if shards.scored else "–"
+        elapsed = max(time.monotonic() - bar.started, 1e-9)
+        bar.set_postfix(
+            {
+                "tok/s": f"{sampler.stats.tokens / elapsed:,.0f}",
+                "slots": f"{sampler.stats.occupancy:.0%}",
+                "reward": reward,
+            },
+            refresh=False,
+        )
+
+
+def _headline(record: dict[str, Any]) -> dict[str, str]:
+    """The few numbers that matter while a stage is optimised."""
+    chosen = {"reward": "reward", "veto": "vetoed/tokens", "ess": "ess/tokens", "gap": "gap/tokens"}
+    return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
+
+
+def _bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
+    bar = tqdm(
+        total=total, desc=title, unit=unit, initial=initial, disable=jax.process_index() > 0, mininterval=0.5
+    )
+    bar.started = time.monotonic()  # type: ignore[attr-defined]
+    return bar
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        tqdm.write(text)
+
+
+
