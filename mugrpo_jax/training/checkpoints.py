@@ -35,7 +35,11 @@ class CheckpointStore:
         policies: list[Any] = [preservation_policy.LatestN(max(keep.keep_last, 1))]
         if keep.keep_best:
             policies.append(
-                preservation_policy.BestN(get_metric_fn=lambda metrics: metrics["accuracy"], n=keep.keep_best)
+                preservation_policy.BestN(
+                    get_metric_fn=lambda metrics: metrics["accuracy"],
+                    n=keep.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
             )
         self._manager = ocp.CheckpointManager(
             folder.absolute(),

@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Time the forward and backward pass of whole models, beside transformers on torch where it is installed.
+
+Prints one JSON line per measurement:
+
+    python scripts/bench_update.py                        # both shapes of the documentation, best settings
+    python scripts/bench_update.py --sweep                # every remat, scan and micro-batch setting
+    python scripts/bench_update.py --check                # cuDNN attention against XLA, lengths not round
+    python scripts/bench_update.py --torch                # transformers on torch, same shapes
+    python scripts/bench_update.py --small                # a tiny shape, to see that the script runs
+
+MFU = 6 · parameters · tokens / time / peak, with the H200's dense bfloat16 peak of 990 TFLOP/s by default.
+The pass is the one the trainer runs: bfloat16 weights cast once from float32 masters, log-probs in chunks,
+the µ-GRPO objective, float32 gradients accumulated over micro-batches. The optimizer step is not in it.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mugrpo_jax import models, objectives, training
+from mugrpo_jax.config import Optimizer
+from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.models.config import to_hf
+from mugrpo_jax.rollouts import Update
+
+QWEN_1_5B = ModelConfig(
+    vocab_size=151936,
+    hidden_size=1536,
+    num_layers=28,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    intermediate_size=8960,
+    rope_theta=1e6,
+    qkv_bias=True,
+)
+SMOLLM2_135M = ModelConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    intermediate_size=1536,
+    rope_theta=1e5,
+    norm_eps=1e-5,
+)
+SMALL = dataclasses.replace(SMOLLM2_135M, vocab_size=512, hidden_size=96, num_layers=2, intermediate_size=128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, its batch, and the settings that were best where they were measured."""
+
+    name: str
+    model: ModelConfig
+    rows: int
+    length: int
+    micro_rows: int
+    remat: str
+    scan: bool
+
+
+CASES = (
+    Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 16, "none", False),
+    Case("smollm2-135m", SMOLLM2_135M, 256, 640, 64, "none", False),
+)
+SMALL_CASE = Case("small", SMALL, 8, 64, 4, "dots", True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="one case by name")
+    parser.add_argument("--sweep", action="store_true", help="try the settings one by one")
+    parser.add_argument("--check", action="store_true", help="cuDNN against XLA attention")
+    parser.add_argument("--torch", action="store_true", help="time transformers on torch")
+    parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
+    parser.add_argument("--peak", type=float, default=990e12, help="FLOP/s that MFU is a share of")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    cases = [SMALL_CASE] if arguments.small else [c for c in CASES if arguments.only in (None, c.name)]
+    dtype = "float32" if arguments.small else "bfloat16"
+    say(device=jax.devices()[0].device_kind, jax=jax.__version__)
+    if arguments.check:
+        check_attention(dtype)
+    for case in cases:
+        for variant in sweep(case) if arguments.sweep else [case]:
+            try:
+                measure(variant, dtype, arguments.repeats, arguments.peak)
+            except Exception as error:  # out of memory in a sweep is a result, not the end
+                say(case=variant.name, **settings(variant), error=str(error).splitlines()[0][:200])
+        if arguments.torch:
+            measure_torch(case, arguments.repeats, arguments.peak)
+
+
+def sweep(case: Case) -> list[Case]:
+    """The case with every combination of settings worth trying."""
+    rows = [case.rows // part for part in (4, 2)]
+    return [
+        dataclasses.replace(case, micro_rows=count, remat=remat, scan=scan)
+        for (remat, scan), count in itertools.product(
+            [("full", True), ("dots", True), ("none", True), ("none", False)], rows
+        )
+    ]
+
+
+def settings(case: Case) -> dict[str, Any]:
+    return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
+
+
+def measure(case: Case, dtype: str, repeats: int, peak: float) -> None:
+    """Time the gradient of one update."""
+    graphdef, params = models.create(case.model)
+    optimizer = training.make_optimizer(Optimizer(), 1)
+    options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
+    state = jax.eval_shape(functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params)
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+    step = training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    micro = [batch(case, i) for i in range(case.rows // case.micro_rows)]
+    update = Update(tuple(micro), float(sum(b["mask"].sum() for b in micro)), {})
+
+    @dataclasses.dataclass
+    class Holder:
+        params: Any
+
+    def run() -> None:
+        jax.block_until_ready(step.gradient(Holder(params), update)[0])  # type: ignore[arg-type]
+
+    started = time.perf_counter()
+    run()
+    compile_s = time.perf_counter() - started
+    seconds = median_seconds(run, repeats)
+    report(case, "mugrpo_jax", seconds, peak, compile_s=round(compile_s, 1), peak_gb=peak_memory())
+    del params
+
+
+def batch(case: Case, seed: int) -> dict[str, np.ndarray]:
+    """Random full rows: every token is a response token, so that none is free."""
+    rng = np.random.default_rng(seed)
+    shape = (case.micro_rows, case.length)
+    return {
+        "tokens": rng.integers(0, case.model.vocab_size, shape).astype(np.int32),
+        "mask": np.ones(shape, np.float32),
+        "behavior_logp": np.full(shape, -np.log(case.model.vocab_size), np.float32),
+        "advantages": rng.choice([-1.0, 1.0], case.micro_rows).astype(np.float32),
+    }
+
+
+def check_attention(dtype: str) -> None:
+    """cuDNN against XLA in forward and gradient, at lengths that are not round."""
+    backend: Any = "xla" if jax.default_backend() == "cpu" else "cudnn"
+    for length, heads, kv_heads, width in ((77, 9, 3, 64), (333, 12, 2, 128), (1000, 12, 2, 128)):
+        keys = jax.random.split(jax.random.key(length), 4)
+        q, k, v, weight = (
+            jax.random.normal(key, (4, length, count, width), jnp.dtype(dtype))
+            for key, count in zip(keys, (heads, kv_heads, kv_heads, heads))
+        )
+
+        def value(q: jax.Array, k: jax.Array, v: jax.Array, *, backend: Any, weight: jax.Array) -> jax.Array:
+            out = models.attention(q, k, v, backend=backend)
+            return (out.astype(jnp.float32) * weight).sum()
+
+        def outputs(backend: Any, *arrays: jax.Array, weight: jax.Array = weight) -> Any:
+            gradient = jax.grad(functools.partial(value, backend=backend, weight=weight), argnums=(0, 1, 2))
+            return models.attention(*arrays, backend=backend), *gradient(*arrays)
+
+        wide = [x.astype(jnp.float32) for x in (q, k, v)]
+        exact = jax.jit(functools.partial(outputs, "xla"))(*wide)
+        names = ("forward", "dq", "dk", "dv")
+        for kind in dict.fromkeys((backend, "xla")):
+            found = jax.jit(functools.partial(outputs, kind))(q, k, v)
+            errors = {n: relative(a, b) for n, a, b in zip(names, found, exact)}
+            say(check="attention", backend=kind, length=length, heads=heads, relative_error_to_float32=errors)
+
+
+def relative(found: jax.Array, exact: jax.Array) -> float:
+    difference = jnp.linalg.norm((found.astype(jnp.float32) - exact).ravel())
+    return round(float(difference / jnp.linalg.norm(exact.ravel())), 6)
+
+
+def measure_torch(case: Case, repeats: int, peak: float) -> None:
+    """The same shape with transformers on torch: bfloat16, SDPA attention, its own loss over full logits."""
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        say(case=case.name, framework="transformers on torch", error=f"not installed ({error})")
+        return
+    hf = to_hf(case.model)
+    config = AutoConfig.for_model(hf.pop("model_type"), **hf)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda()
+    for micro_rows in (case.rows // 16, case.rows // 32):
+        tokens = torch.randint(0, case.model.vocab_size, (micro_rows, case.length), device="cuda")
+
+        def run(tokens: Any = tokens, micro_rows: int = micro_rows) -> None:
+            model.zero_grad(set_to_none=True)
+            for _ in range(case.rows // micro_rows):
+                model(input_ids=tokens, labels=tokens).loss.backward()
+            torch.cuda.synchronize()
+
+        try:
+            run()
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            continue
+        torch_case = dataclasses.replace(case, micro_rows=micro_rows)
+        report(torch_case, "transformers on torch", median_seconds(run, repeats), peak)
+        return
+
+
+def median_seconds(run: Any, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return float(np.median(times))
+
+
+def report(case: Case, framework: str, seconds: float, peak: float, **more: Any) -> None:
+    tokens = case.rows * case.length
+    say(
+        case=case.name,
+        framework=framework,
+        **settings(case),
+        tokens=tokens,
+        seconds=round(seconds, 4),
+        tokens_per_second=round(tokens / seconds),
+        mfu=round(6 * case.model.num_params * tokens / seconds / peak, 4),
+        **more,
+    )
+
+
+def peak_memory() -> float | None:
+    stats = jax.devices()[0].memory_stats() or {}
+    return round(stats["peak_bytes_in_use"] / 1e9, 2) if "peak_bytes_in_use" in stats else None
+
+
+def say(**record: Any) -> None:
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
