@@ -21,6 +21,8 @@ def reward(text, problem):
             hoard = []
             while True:
                 hoard.append(bytearray(2**24))
+        case "memory-at-once":
+            return float(len(bytearray(2**30)) > 0)
         case "exit":
             os._exit(3)
         case "raise":

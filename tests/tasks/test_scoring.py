@@ -59,6 +59,11 @@ def test_the_pool_survives_hangs_memory_and_crashes_counts_them_and_goes_on(pool
     assert time.perf_counter() - start < 10.0
 
 
+def test_a_worker_has_no_more_memory_than_it_was_given(pool, problem):
+    score = pool.submit("memory-at-once", problem).result()  # 1 GiB of 512 MiB
+    assert (score.status, score.value) == ("error", -1.0) and score.detail.startswith("MemoryError")
+
+
 def test_one_hang_does_not_hold_up_the_others(pool, problem):
     hang = pool.submit("hang", problem)
     quick = [pool.submit("fine", problem) for _ in range(50)]
