@@ -57,8 +57,10 @@ def random_batch(seed, *, shape=SHAPE, low=1e-6, high=1e3):
 
 def extra_arrays(name, batch):
     """What some objectives need beside the batch: a proximal policy half way from the behavior policy."""
-    logp, behavior_logp, *_ = (np.asarray(x, np.float32) for x in batch)
-    return {"proximal_logp": (logp + behavior_logp) / 2} if name == "decoupled_ppo" else {}
+    logp, behavior_logp, _, mask = batch
+    if name != "decoupled_ppo":
+        return {}
+    return {"proximal_logp": np.where(mask, logp / 2 + np.where(mask, behavior_logp, 0) / 2, np.nan)}
 
 
 def shared_arrays(batch, seed=0):
@@ -94,4 +96,9 @@ def run(variant, batch, *, denominator=None, **arrays):
 
 def aggregation_of(variant):
     name, knobs = variant
-    return ObjectiveConfig(name, knobs).settings["aggregation"]
+    return knobs.get("aggregation", _default_aggregation(name))
+
+
+@functools.cache
+def _default_aggregation(name):
+    return ObjectiveConfig(name).settings["aggregation"]

@@ -1,7 +1,7 @@
 """Every objective, value and gradient, against float64 NumPy on ragged batches with ratios from 1e-6 to 1e3.
 
-The tolerance is 1e-6 of the sum of the absolute values of the terms (see `numpy_reference`). For a gradient of
-a single term, which is that of most objectives at every token, this is 1e-6 of the gradient itself.
+The tolerance is 1e-6 of the sum of the absolute values of the terms (see `numpy_reference`). For a gradient
+of a single term, which is that of most objectives at every token, this is 1e-6 of the gradient itself.
 """
 
 import numpy as np

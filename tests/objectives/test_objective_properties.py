@@ -1,0 +1,274 @@
+"""What holds for every objective: padding, micro-batches, extremes, precision, and the on-policy gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import SHAPE, VARIANTS, aggregation_of, extra_arrays, name_of, random_batch, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy_reference import count
+
+from mugrpo_jax import objectives
+from mugrpo_jax.objectives import OBJECTIVES, combine_metrics
+
+few = settings(max_examples=8, deadline=None, derandomize=True)
+seeds = st.integers(0, 10_000)
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+every_objective = pytest.mark.parametrize("name", OBJECTIVES)
+
+
+def same(actual, expected, *, scale):
+    """Equal up to the rounding of sums in another order, relative to the scale of what is summed."""
+    np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=1e-7 * scale)
+
+
+def largest(gradient):
+    return np.abs(gradient).max()
+
+
+@every_variant
+@few
+@given(seed=seeds, garbage=st.sampled_from([np.nan, np.inf, -np.inf, 1e30]))
+def test_what_stands_on_padding_changes_nothing(variant, seed, garbage):
+    logp, behavior_logp, advantages, mask = batch = random_batch(seed)
+    dirty = (np.where(mask, logp, garbage), np.where(mask, behavior_logp, -garbage), advantages, mask)
+    loss, gradient, metrics = run(variant, batch)
+    dirty_loss, dirty_gradient, dirty_metrics = run(
+        variant, [x.astype(np.float32) for x in dirty[:3]] + [mask]
+    )
+    assert dirty_loss == loss
+    np.testing.assert_array_equal(dirty_gradient, gradient)
+    assert dirty_metrics == metrics
+
+
+@every_variant
+@few
+@given(seed=seeds)
+def test_a_masked_token_has_exactly_zero_gradient(variant, seed):
+    batch = random_batch(seed)
+    _, gradient, _ = run(variant, batch)
+    assert np.all(gradient[~batch[3]] == 0)
+    assert np.isfinite(gradient).all()
+
+
+def pooled_statistics(variant, batch):
+    """The statistic of the whole update for the objectives that read one from the batch."""
+    name, knobs = variant
+    logp, behavior_logp, advantages, mask = batch
+    seen = (logp - behavior_logp, advantages, mask)
+    if name == "p3o":
+        return {"ess": statistic(objectives.effective_sample_size)(seen[0], mask)}
+    if name == "m2po":
+        return {"log_bound": statistic(objectives.m2po_bound, **knobs)(*seen)}
+    if name == "bapo":
+        return {"bounds": statistic(objectives.bapo_bounds, **knobs)(*seen)}
+    return {}
+
+
+@functools.cache
+def statistic(function, **knobs):
+    return jax.jit(functools.partial(function, **knobs))
+
+
+@every_variant
+@few
+@given(seed=seeds)
+def test_micro_batches_add_up_to_the_full_batch(variant, seed):
+    batch = random_batch(seed)
+    mask, knobs = batch[3], variant[1]
+    denominator = count(mask, aggregation_of(variant), knobs.get("max_length", SHAPE[1]))
+    pooled = pooled_statistics(variant, batch)
+    part_of = np.random.default_rng(seed).integers(0, 3, SHAPE[0])
+    parts = [
+        run(variant, (*batch[:3], mask & (part_of == k)[:, None]), denominator=denominator, **pooled)
+        for k in range(3)
+    ]
+    losses, gradients, metrics = zip(*parts)
+    loss, gradient, whole = run(variant, batch, **pooled)
+
+    terms = sum(abs(part) for part in losses)
+    same(sum(losses), loss, scale=terms)
+    same(sum(gradients), gradient, scale=largest(gradient))
+    combined = combine_metrics(metrics)
+    assert combined.keys() == whole.keys()
+    for key in whole:
+        np.testing.assert_allclose(combined[key], whole[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["p3o", "m2po", "bapo"])
+def test_statistics_of_a_call_are_those_of_its_micro_batch(name):
+    """Without the pooled form, the gradient depends on the split."""
+    variant = name, {}
+    first = np.arange(SHAPE[0]) < 4
+    near, far = random_batch(3, low=0.5, high=2.0), random_batch(3)
+    logp, behavior_logp = (np.where(first[:, None], a, b) for a, b in zip(near[:2], far[:2]))
+    batch = logp, behavior_logp, *near[2:]
+    _, whole, _ = run(variant, batch)
+    _, part, _ = run(
+        variant, (*batch[:3], batch[3] & first[:, None]), denominator=count(batch[3], "token_mean", 0)
+    )
+    assert np.abs(part - whole)[first].max() > 1e-3 * largest(whole)
+
+
+@pytest.mark.parametrize("name", ["mu_grpo", "grpo", "dr_grpo", "gspo", "pnpo"])
+def test_buckets_of_different_widths_add_up(name):
+    """A padded batch against its rows in two micro-batches, each cut to its own length."""
+    rows = np.arange(SHAPE[0])
+    logp, behavior_logp, advantages, _ = random_batch(11, low=0.2, high=5.0)
+    mask = np.arange(SHAPE[1]) < np.where(rows < 4, 6, 13)[:, None]
+    batch = logp, behavior_logp, advantages, mask
+    aggregation = aggregation_of((name, {}))
+    budget = {"max_length": 40} if aggregation == "constant" else {}
+    denominator = objectives.denominator(mask, aggregation, **budget)
+    objective = functools.partial(OBJECTIVES[name], denominator=denominator)
+    gradient_of = jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+    (loss, _), gradient = gradient_of(*batch)
+    total = 0.0
+    for chosen, width in ((rows < 4, 6), (rows >= 4, 13)):
+        part = [x[chosen, :width] if x.ndim == 2 else x[chosen] for x in batch]
+        (part_loss, _), part_gradient = gradient_of(*part)
+        total += part_loss
+        same(part_gradient, gradient[chosen, :width], scale=largest(gradient))
+    same(total, loss, scale=largest(gradient) * mask.sum())
+    by_default, _ = jax.jit(functools.partial(OBJECTIVES[name], **budget))(*batch)
+    same(by_default, loss, scale=largest(gradient) * mask.sum())
+
+
+@every_variant
+def test_huge_log_ratios_give_finite_losses_and_gradients(variant):
+    random = np.random.default_rng(0)
+    _, _, advantages, mask = random_batch(0)
+    log_ratio = random.choice([-80.0, 80.0], SHAPE).astype(np.float32)
+    behavior_logp = np.full(SHAPE, -90.0, np.float32)
+    for logp in (behavior_logp + log_ratio, behavior_logp + 80, behavior_logp - 80, behavior_logp + 1e4):
+        loss, gradient, metrics = run(variant, (logp, behavior_logp, advantages, mask))
+        assert np.isfinite(loss)
+        assert np.isfinite(gradient).all()
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+@every_variant
+def test_a_fully_masked_batch_is_zero(variant):
+    logp, behavior_logp, advantages, mask = random_batch(0)
+    loss, gradient, metrics = run(variant, (logp, behavior_logp, advantages, np.zeros_like(mask)))
+    assert loss == 0
+    assert np.all(gradient == 0)
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+@every_variant
+def test_on_policy_gradient_is_the_plain_policy_gradient(variant):
+    """At π = b every method here weighs each token by its advantage alone."""
+    logp, _, advantages, mask = random_batch(2)
+    aggregation = aggregation_of(variant)
+    _, gradient, _ = run(variant, (logp, logp, advantages, mask))
+    denominator = count(mask, aggregation, variant[1].get("max_length", SHAPE[1]))
+    share = mask / denominator
+    if aggregation == "seq_mean_token_mean":
+        share = share / np.maximum(mask.sum(axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(gradient, -share * advantages[:, None], rtol=1e-6, atol=1e-9)
+
+
+@every_objective
+def test_bfloat16_is_computed_in_float32(name):
+    """Nothing but the conversion touches a bfloat16."""
+    tokens = jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16)
+    extra = {"proximal_logp": tokens} if name == "decoupled_ppo" else {}
+    batch = (tokens, tokens, jax.ShapeDtypeStruct(SHAPE[:1], jnp.bfloat16), tokens)
+    jaxpr = jax.make_jaxpr(functools.partial(OBJECTIVES[name], kl_coef=0.1))(
+        *batch, reference_logp=tokens, **extra
+    )
+    assert low_precision_operations(jaxpr.jaxpr) <= {
+        "convert_element_type",
+        "stop_gradient",
+        "ne",
+        "broadcast_in_dim",
+    }
+    assert jaxpr.out_avals[0].dtype == jnp.float32
+
+
+def low_precision_operations(jaxpr):
+    found = set()
+    for equation in jaxpr.eqns:
+        inner = [
+            v.jaxpr if hasattr(v, "jaxpr") else v for v in equation.params.values() if hasattr(v, "eqns")
+        ]
+        inner += [v.jaxpr for v in equation.params.values() if hasattr(v, "jaxpr")]
+        for sub in inner:
+            found |= low_precision_operations(sub)
+        touches = any(v.aval.dtype == jnp.bfloat16 for v in equation.invars if hasattr(v.aval, "dtype"))
+        if touches and not inner:
+            found.add(equation.primitive.name)
+    return found
+
+
+def test_bfloat16_values():
+    logp, behavior_logp, advantages, mask = random_batch(4, low=0.5, high=2.0)
+    short = [jnp.asarray(x, jnp.bfloat16) for x in (logp, behavior_logp)]
+    program = jax.value_and_grad(objectives.mu_grpo, has_aux=True)
+    (loss, _), gradient = program(*short, advantages, mask)
+    (exact, _), exact_gradient = program(*(x.astype(jnp.float32) for x in short), advantages, mask)
+    assert loss == exact
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(gradient, exact_gradient.astype(jnp.bfloat16))
+
+
+@every_objective
+def test_sharded_over_batch_and_sequence_equals_one_device(name):
+    batch = random_batch(7)
+    mesh = jax.make_mesh((2, 4), ("data", "time"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    both, rows = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data", "time"), ("data",)))
+    placed = [jax.device_put(x, both if x.ndim == 2 else rows) for x in batch]
+    extra = {key: jax.device_put(x, both) for key, x in extra_arrays(name, batch).items()}
+    loss, gradient, metrics = run((name, {}), batch)
+    (split_loss, split_metrics), split_gradient = jax.jit(jax.value_and_grad(OBJECTIVES[name], has_aux=True))(
+        *placed, **extra
+    )
+    assert len(split_gradient.sharding.device_set) == 8
+    same(split_loss, loss, scale=largest(gradient) * batch[3].sum())
+    same(split_gradient, gradient, scale=largest(gradient))
+    for key, value in metrics.items():
+        np.testing.assert_allclose(split_metrics[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_vmap_equals_a_loop():
+    batches = [random_batch(seed) for seed in range(3)]
+    stacked = [jnp.stack(x) for x in zip(*batches)]
+    losses, _ = jax.jit(jax.vmap(objectives.mu_grpo))(*stacked)
+    np.testing.assert_allclose(losses, [run(("mu_grpo", {}), batch)[0] for batch in batches], rtol=2e-6)
+
+
+def test_weights_compose_and_carry_no_gradient():
+    logp, behavior_logp, advantages, mask = (jnp.asarray(x) for x in random_batch(8))
+
+    def corrections(logp):
+        log_ratio = logp - behavior_logp
+        return (
+            objectives.veto_mask(log_ratio, advantages, mask)
+            * objectives.tis_weights(log_ratio, mask)
+            * objectives.mis_mask(log_ratio, mask, low=0.0, high=100.0)
+            * objectives.icepop_mask(log_ratio, mask, low=1e-7, high=100.0)
+            * objectives.sequence_veto_mask(log_ratio, mask, ratio=1e-9)
+            * objectives.opsm_mask(log_ratio, advantages, mask, delta=20.0)
+        )
+
+    live = jax.grad(lambda x: objectives.cispo(x, behavior_logp, advantages, mask, weights=corrections(x))[0])
+    fixed = corrections(logp)
+    constant = jax.grad(lambda x: objectives.cispo(x, behavior_logp, advantages, mask, weights=fixed)[0])
+    np.testing.assert_array_equal(live(logp), constant(logp))
+    plain = jax.grad(lambda x: objectives.cispo(x, behavior_logp, advantages, mask)[0])
+    np.testing.assert_allclose(live(logp), plain(logp) * fixed, rtol=1e-6)
+    assert 0 < np.mean(np.asarray(fixed)[mask] == 0) < 1
+
+
+def test_the_veto_is_the_same_as_a_knob_and_as_weights():
+    batch = random_batch(9)
+    keep = objectives.veto_mask(batch[0] - batch[1], batch[2], batch[3])
+    by_knob = run(("mu_grpo", {}), batch)
+    by_weights = run(("mu_grpo", {"veto": "none"}), batch, weights=np.asarray(keep, np.float32))
+    np.testing.assert_allclose(by_weights[0], by_knob[0], rtol=1e-6)
+    np.testing.assert_allclose(by_weights[1], by_knob[1], rtol=1e-6)
