@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models import Cache, abstract, decode_params, decode_step, prefill
+from mugrpo_jax.models import Cache, abstract, cast, decode_params, decode_step, prefill
 from mugrpo_jax.models.sharding import MESH_AXES, constrain, current_mesh, param_sharding, spec
 from mugrpo_jax.sampling.distribution import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan
@@ -84,6 +84,12 @@ class Emitted:
     logprobs: jax.Array
     left: jax.Array
     steps: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def sampling_params(params: Any, dtype: Any) -> Any:
+    """A copy of trained parameters in the dtype of sampling and the form that decoding reads."""
+    return decode_params(cast(params, dtype))
 
 
 @functools.partial(jax.jit, static_argnames="graphdef")

@@ -41,6 +41,8 @@ class Request:
         object.__setattr__(self, "prompt", np.asarray(self.prompt, np.int32))
         if len(self.prompt) == 0:
             refuse("prompt", "is empty; it needs at least one token")
+        if outside := [seed for seed in self.seeds if not 0 <= seed < 2**64]:
+            refuse("seeds", f"must lie in [0, 2**64), got {outside[0]}")
         if not isinstance(self.max_tokens, int) and len(self.max_tokens) != len(self.seeds):
             refuse("max_tokens", f"has {len(self.max_tokens)} entries for {len(self.seeds)} samples")
         if min(self.limits, default=1) < 1:
@@ -97,8 +99,8 @@ def host_share(
 ) -> Sequence[Any]:
     """The items this host serves: every host takes each `processes`-th one, so every item has one server.
 
-    >>> [host_share(range(5), process=i, processes=2)[:] for i in range(2)]
-    [range(0, 5, 2), range(1, 5, 2)]
+    >>> [host_share([10, 11, 12, 13, 14], process=i, processes=2) for i in range(2)]
+    [[10, 12, 14], [11, 13]]
     """
     process = jax.process_index() if process is None else process
     processes = jax.process_count() if processes is None else processes

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mugrpo_jax.models import Cache, cast, decode_params
+from mugrpo_jax.models import Cache
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import (
     Emitted,
@@ -33,6 +33,7 @@ from mugrpo_jax.sampling.programs import (
     mesh_of,
     params_sharding,
     run_prompts,
+    sampling_params,
 )
 from mugrpo_jax.sampling.requests import Request, Response
 
@@ -91,7 +92,7 @@ class Sampler:
         self.plan = plan
         self.stats = Stats(plan.slots)
         self._graphdef = graphdef
-        weights = jax.jit(lambda params: decode_params(cast(params, plan.dtype)))(params)
+        weights = sampling_params(params, plan.dtype)
         shardings = params_sharding(plan, params)
         self._params = weights if shardings is None else jax.device_put(weights, shardings)
         shapes = abstract_slots(plan)

@@ -1,0 +1,75 @@
+"""A tiny model whose distributions are neither flat nor peaked, and short ways to sample from it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mugrpo_jax.models import ModelConfig, create
+from mugrpo_jax.sampling import Request, Sampler, plan_sampler, request_seeds
+
+CONFIG = ModelConfig(
+    vocab_size=160,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    max_positions=256,
+)
+
+
+@pytest.fixture(scope="session")
+def model():
+    graphdef, params = create(CONFIG, seed=1)
+    return graphdef, jax.tree.map(lambda x: 3 * x, params)
+
+
+@pytest.fixture(scope="session")
+def plan():
+    def build(slots=4, **options):
+        return plan_sampler(
+            CONFIG, **{"max_prompt": 16, "max_length": 96, "dtype": jnp.float32} | options, slots=slots
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def sampler(model, plan):
+    with Sampler(*model, plan()) as sampler:
+        yield sampler
+
+
+@pytest.fixture
+def mixed():
+    """Requests of every kind: greedy, plain, tempered, truncated; short and long; with and without stops."""
+    kinds = [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.6},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.9},
+    ]
+    rng = np.random.default_rng(0)
+    return [
+        Request(
+            prompt=rng.integers(0, CONFIG.vocab_size, 1 + 3 * i % 16),
+            seeds=request_seeds(0, i, samples=1 + i % 4),
+            max_tokens=int(rng.integers(1, 40)),
+            stop=(3, 4) if i % 2 else (),
+            index=i,
+            **kinds[i % len(kinds)],
+        )
+        for i in range(12)
+    ]
+
+
+@pytest.fixture(scope="session")
+def results():
+    def run(sampler, requests):
+        return {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in sampler.run(requests)}
+
+    return run

@@ -1,0 +1,254 @@
+"""The sampler's contract: same maths as training, same result in any company, nothing lost at the edges."""
+
+import dataclasses
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import stats
+
+from mugrpo_jax.models import logits, make_mesh, token_logprobs
+from mugrpo_jax.sampling import Request, Sampler, request_seeds, transform_logits
+
+
+@pytest.fixture
+def wanted(sampler, mixed, results):
+    return results(sampler, mixed)
+
+
+def padded(responses, length=96):
+    rows = np.zeros((len(responses), length), np.int32)
+    for row, r in zip(rows, responses):
+        row[: len(r.prompt_tokens) + len(r.tokens)] = np.concatenate([r.prompt_tokens, r.tokens])
+    return rows
+
+
+def split_up(requests):
+    """Every sample as a request of its own, and the name it had before."""
+    names, singles = [], []
+    for request in requests:
+        for sample, seed in enumerate(request.seeds):
+            singles.append(dataclasses.replace(request, seeds=[seed], index=len(names)))
+            names.append((request.index, sample))
+    return names, singles
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_stored_logprobs_are_the_training_forward_pass(sampler, model, temperature):
+    request = Request([5, 9, 2, 44], request_seeds(1, samples=6), 60, temperature=temperature)
+    responses = list(sampler.run([request]))
+    forward = jax.jit(token_logprobs, static_argnames=("graphdef", "temperature"))
+    taught, _ = forward(*model, padded(responses), temperature=temperature or 1.0)
+    for row, r in zip(np.asarray(taught), responses):
+        np.testing.assert_allclose(r.logprobs, row[4 : 4 + len(r.tokens)], atol=1e-5, rtol=0)
+        assert r.logprobs.dtype == np.float32 and r.tokens.dtype == np.int32
+        assert len(r.tokens) == 60 and np.ptp(r.logprobs) > 0.5
+
+
+def test_stored_logprobs_are_those_of_the_truncated_distribution(sampler, model, mixed):
+    responses = list(sampler.run(mixed))
+    full = jax.jit(logits, static_argnames="graphdef")(*model, padded(responses))
+    kinds = [mixed[r.index] for r in responses]
+    columns = [
+        np.array([[getattr(kind, name)] for kind in kinds], kind_dtype).repeat(full.shape[1], 1)
+        for name, kind_dtype in (("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32))
+    ]
+    taught = np.asarray(jax.nn.log_softmax(jax.jit(transform_logits)(full, *columns)))
+    for row, r in zip(taught, responses):
+        at = len(r.prompt_tokens) - 1 + np.arange(len(r.tokens))
+        np.testing.assert_allclose(r.logprobs, row[at, r.tokens], atol=1e-5, rtol=0)
+
+
+def test_sampled_first_tokens_follow_the_model(model, plan):
+    prompt, count = [7, 1, 30], 3000
+    p = np.asarray(jax.nn.softmax(logits(*model, jnp.array([prompt]))[0, -1] / 0.9), np.float64)
+    with Sampler(*model, plan(16)) as sampler:
+        request = Request(prompt, request_seeds(2, samples=count), 1, temperature=0.9)
+        first = [r.tokens[0] for r in sampler.run([request])]
+    counts = np.bincount(first, minlength=len(p))
+    common = p * count >= 5
+    seen = np.append(counts[common], counts[~common].sum())
+    expected = np.append(p[common], p[~common].sum()) * count / p.sum()
+    assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-3
+
+
+def test_more_slots_give_the_same_tokens(model, plan, mixed, results, wanted):
+    with Sampler(*model, plan(16)) as sampler:
+        assert results(sampler, mixed) == wanted
+
+
+def test_order_does_not_matter(sampler, mixed, results, wanted):
+    assert results(sampler, mixed[::-1]) == wanted
+
+
+def test_company_does_not_matter(sampler, mixed, results, wanted):
+    alone = {}
+    for request in [*mixed[:3], mixed[5], *mixed[6:9]]:
+        alone |= results(sampler, [request])
+    assert alone == {key: wanted[key] for key in alone}
+
+
+def test_sharing_the_prompt_does_not_matter(sampler, mixed, results, wanted):
+    names, singles = split_up(mixed)
+    apart = results(sampler, singles)
+    assert sampler.stats.prompts == len(singles) > len(mixed)
+    assert {names[index]: value for (index, _), value in apart.items()} == wanted
+
+
+def test_an_interrupted_run_continues_with_the_same_tokens(sampler, mixed, results, wanted):
+    first = sampler.run(mixed)
+    done = {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r, _ in zip(first, range(7))}
+    first.close()
+    names, singles = split_up(mixed)
+    rest = results(sampler, [request for request in singles if names[request.index] not in done])
+    assert 0 < len(rest) < len(wanted)
+    assert done | {names[index]: value for (index, _), value in rest.items()} == wanted
+
+
+def test_different_seeds_give_different_samples(sampler):
+    responses = list(sampler.run([Request([5, 6], request_seeds(3, samples=8), 20)]))
+    assert len({tuple(r.tokens) for r in responses}) == 8
+
+
+def test_a_prompt_is_run_once_for_its_whole_group(sampler):
+    list(sampler.run([Request([5, 6, i], request_seeds(i, samples=8), 9, index=i) for i in range(3)]))
+    assert sampler.stats.prompts == 3 and sampler.stats.responses == 24
+    assert sampler.stats.tokens == 24 * 9
+
+
+def test_a_stop_token_ends_a_response_and_is_part_of_it(sampler):
+    [free] = sampler.run([Request([5, 9], [1], 30)])
+    stop = int(free.tokens[4])
+    first = free.tokens.tolist().index(stop)
+    [ended] = sampler.run([Request([5, 9], [1], 30, stop=(159, stop))])
+    assert ended.tokens.tolist() == free.tokens.tolist()[: first + 1]
+    assert ended.finish_reason == "stop" and free.finish_reason == "length"
+    np.testing.assert_array_equal(ended.logprobs, free.logprobs[: first + 1])
+    [both] = sampler.run([Request([5, 9], [1], first + 1, stop=(stop,))])
+    assert both.finish_reason == "stop" and len(both.tokens) == first + 1
+
+
+def test_every_sample_has_its_own_limit(sampler):
+    responses = list(sampler.run([Request([5], [1, 2, 3, 4, 5], [1, 7, 64, 2, 30])]))
+    assert {r.sample: len(r.tokens) for r in responses} == {0: 1, 1: 7, 2: 64, 3: 2, 4: 30}
+
+
+def test_prompts_of_one_token_and_at_the_limit(sampler, model):
+    requests = [Request([3], [1], 95, index=0), Request(np.arange(16), [1], 80, index=1)]
+    responses = sorted(sampler.run(requests), key=lambda r: r.index)
+    assert [len(r.tokens) for r in responses] == [95, 80]
+    taught, _ = token_logprobs(*model, padded(responses))
+    for row, r in zip(np.asarray(taught), responses):
+        start = len(r.prompt_tokens)
+        np.testing.assert_allclose(r.logprobs, row[start : start + len(r.tokens)], atol=1e-5, rtol=0)
+
+
+def test_few_requests_and_none(sampler):
+    assert list(sampler.run([])) == []
+    assert list(sampler.run([Request([1], [], 5)])) == []
+    assert len(list(sampler.run([Request([1], [7], 5)]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": [1] * 17}, "request 5: prompt of 17 tokens exceeds max_prompt=16"),
+        ({"max_tokens": 95}, "request 5: prompt of 2 [+] max_tokens of 95 exceeds max_length=96"),
+        ({"prompt": [1, 160]}, "request 5: a prompt token lies outside the vocabulary of 160"),
+        ({"prompt": []}, "request 5: prompt is empty"),
+        ({"max_tokens": 0}, "request 5: max_tokens must be at least 1, got 0"),
+        ({"max_tokens": [3, 4]}, "request 5: max_tokens has 2 entries for 1 samples"),
+        ({"temperature": -1.0}, "request 5: temperature must be 0 .* got -1.0"),
+        ({"temperature": float("nan")}, "request 5: temperature must be 0 .* got nan"),
+        ({"top_k": -1}, "request 5: top_k must be 0 .* got -1"),
+        ({"top_p": 0.0}, "request 5: top_p must lie in .* got 0.0"),
+        ({"stop": range(9)}, "request 5: stop has 9 token ids; at most 8"),
+        ({"seeds": [-1]}, "request 5: seeds must lie in .* got -1"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_runs(sampler, fields, message):
+    with pytest.raises(ValueError, match=message):
+        sampler.run(
+            [
+                Request([1], [1], 1),
+                Request(**{"prompt": [1, 2], "seeds": [1], "max_tokens": 4, "index": 5} | fields),
+            ]
+        )
+
+
+def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.exp(rng.normal(3.5, 0.7, 1600)), 8, 200).astype(int).reshape(200, 8)
+    requests = [
+        Request(rng.integers(0, 160, 4), request_seeds(i, samples=8), limits.tolist(), index=i)
+        for i, limits in enumerate(lengths)
+    ]
+    with Sampler(*model, plan(32, max_length=208)) as sampler:
+        produced = sum(len(r.tokens) for r in sampler.run(requests))
+    assert produced == sampler.stats.tokens == lengths.sum()
+    assert sampler.stats.occupancy >= 0.9
+    # Waiting for the slowest of each batch of 32 would have done far worse.
+    waves = lengths.reshape(-1, 32)
+    assert lengths.sum() / (waves.max(1) * 32).sum() < 0.6
+
+
+def test_nothing_compiles_after_the_warm_up(model, plan, mixed):
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        # A shape of its own, so that no other test has compiled it before.
+        sizes = plan(6, max_prompt=20, max_length=80, steps=8)
+        mixed.append(Request(range(20), [1, 2, 3], 30, index=99))
+        with Sampler(*model, sizes) as sampler:
+            sampler.warmup(top_k=True, top_p=True)
+            assert compiled
+            compiled.clear()
+            for requests in (mixed, mixed[5:6], mixed[::-1]):
+                assert list(sampler.run(requests))
+        with Sampler(*model, sizes) as sampler:
+            assert list(sampler.run(mixed))
+        assert compiled == []
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_close_frees_cache_and_weights(model, plan):
+    gc.collect()
+    before = {id(x) for x in jax.live_arrays()}
+    sampler = Sampler(*model, plan())
+    run = sampler.run([Request([1, 2], [1, 2, 3], 40)])
+    next(run)
+    assert sum(x.nbytes for x in jax.live_arrays() if id(x) not in before) > sampler.plan.cache_bytes
+    list(run)
+    sampler.close()
+    assert [x.shape for x in jax.live_arrays() if id(x) not in before] == []
+    with pytest.raises(ValueError, match="sampler: it is closed"):
+        sampler.run([])
+
+
+def test_the_callers_weights_stay(model, plan):
+    graphdef, params = model
+    keeps = [weakref.ref(x) for x in jax.tree.leaves(params)]
+    with Sampler(graphdef, params, plan()):
+        pass
+    assert all(not keep().is_deleted() for keep in keeps)
+
+
+def test_sharded_over_eight_devices_gives_the_same_tokens(model, plan, mixed, results, wanted):
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    with Sampler(*model, plan(8, mesh=mesh)) as sampler:
+        split = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor", None))
+        assert sampler._params["layers"][0]["q"].sharding == NamedSharding(mesh, P(None, "tensor"))
+        assert sampler._slots.keys[0].sharding == split
+        assert results(sampler, mixed) == wanted
+        assert sampler._slots.keys[0].sharding.is_equivalent_to(split, 4)
