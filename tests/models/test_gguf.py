@@ -276,6 +276,10 @@ REFUSED = {
         {"change": add("add_rope_scaling_type", gguf.RopeScalingType.YARN)},
         r"rope scaling 'yarn' is not supported$",
     ),
+    "per layer": (
+        {"change": add("add_array", "llama.expert_count", [1, 2])},
+        r"metadata key llama.expert_count must be one number for all layers, got \[1, 2\]$",
+    ),
     "split": ({"change": add("add_uint16", "split.count", 3)}, r"is one part of a split file"),
     "left over": (
         {"change": add("add_tensor", "blk.0.attn_q.bias", np.zeros(32, np.float32))},
@@ -303,6 +307,14 @@ def test_a_file_that_is_not_there_and_a_tokenizer_of_another_kind(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", tiny.random_params(CONFIG)[1])
     replace_bytes(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0bert")(path)
     with pytest.raises(ValueError, match=r"tokenizer model 'bert' is not supported; supported: 'gpt2'"):
+        load_model(path)
+    path = write_gguf(tmp_path / "n.gguf", tiny.random_params(CONFIG)[1])
+    replace_bytes(b"h e", b"h\x01e")(path)
+    with pytest.raises(ValueError, match=r"n.gguf: merges do not fit the tokens"):
+        load_model(path)
+    path = write_gguf(tmp_path / "o.gguf", tiny.random_params(CONFIG)[1])
+    replace_bytes(b"eos_token_id\x04\0\0\0\x01\0", b"eos_token_id\x04\0\0\0\x01\x09")(path)
+    with pytest.raises(ValueError, match=r"o.gguf: a special token has id 2305 of \d+ tokens"):
         load_model(path)
 
 

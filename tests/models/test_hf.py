@@ -105,7 +105,7 @@ def test_sharded_loading_is_loading(shape, tmp_path):
     config = tiny.FAMILIES["qwen2-untied"]
     _, params = tiny.write(tmp_path / "a", config)
     mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape)))
-    _, sharded = hf.load(tmp_path / "a", mesh=mesh, dtype=jnp.float32)
+    _, sharded = hf.load(tmp_path / "a", mesh=mesh, dtype="float32")
     assert_same(sharded, decoder.cast(params, jnp.float32))
     wanted = param_sharding(mesh, params)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, s: a.sharding == s, sharded, wanted)))
@@ -151,7 +151,7 @@ def test_saving_refuses_what_it_would_spoil(tmp_path):
     with pytest.raises(ValueError, match=r"'embed'.* has shape \(64, 16\), the config says \(64, 32\)"):
         hf.save({**params, "embed": params["embed"][:, :16]}, tmp_path / "b", config=config)
     with pytest.raises(
-        ValueError, match=r"dtype int8 is not supported; possible: float32, float16, bfloat16"
+        ValueError, match=r"dtype: .*int8.* is not supported; possible: float32, float16, bfloat16"
     ):
         hf.save(params, tmp_path / "b", config=config, dtype=jnp.int8)
     assert not (tmp_path / "b").exists()
@@ -335,8 +335,9 @@ def test_a_mesh_that_does_not_divide_and_an_unknown_dtype_are_refused_first(tmp_
     no_reading()
     with pytest.raises(ValueError, match=r"mesh: tensor=8 does not divide the model's num_heads=4"):
         hf.load(tmp_path / "a", mesh=make_mesh(tensor=8))
-    with pytest.raises(ValueError, match=r"dtype: int32 is not supported"):
-        hf.load(tmp_path / "a", dtype=jnp.int32)
+    for wrong in ("int32", "float"):
+        with pytest.raises(ValueError, match=rf"dtype: {wrong} is not supported; possible: float32"):
+            hf.load(tmp_path / "a", dtype=wrong)
 
 
 MEASURE = """
