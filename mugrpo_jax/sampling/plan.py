@@ -89,6 +89,7 @@ def plan_sampler(
     max_prompt: int,
     max_length: int,
     slots: int | None = None,
+    samples: int | None = None,
     mesh: Mesh | None = None,
     dtype: Any = jnp.bfloat16,
     memory: int | None = None,
@@ -101,6 +102,7 @@ def plan_sampler(
       max_prompt: longest prompt to accept, in tokens.
       max_length: longest prompt plus response to accept, in tokens.
       slots: sequences decoded at once; None takes as many as fit.
+      samples: how many there will be in all, if known: no more slots are planned.
       mesh: devices to use, all of this host; None is the default device.
       dtype: of weights and cache.
       memory: free bytes on each device; None asks the device.
@@ -149,6 +151,7 @@ def plan_sampler(
             raise ValueError(f"sampler: slots={slots} must be a positive multiple of the {devices} devices")
         return _fitting(sized(slots), sized(devices))
     most = _MOST_SLOTS.get(device.platform, _MANY_SLOTS) * _rows_split(mesh)
+    most = most if samples is None else min(most, samples)
     candidates = [sized(count) for count in _halving(_round_up(most, devices), devices)]
     return next((plan for plan in candidates if _fits(plan)), None) or _fitting(
         candidates[-1], candidates[-1]

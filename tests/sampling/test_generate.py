@@ -1,0 +1,107 @@
+"""Prompts in a file, responses in another, with interruptions in between."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mugrpo_jax.models.loading import load_model
+from mugrpo_jax.sampling import generate, generate_file
+
+SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt": "1+1="}, {"prompt_tokens": [2, 40, 41]}, {"prompt": "a longer line"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n")
+    return path
+
+
+def by_name(out):
+    records = [json.loads(line) for line in out.read_text().split("\n") if line]
+    return {(record["index"], record["sample"]): record for record in records}
+
+
+def test_file_and_call_agree_and_carry_everything(prompts, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert generate_file("tiny", prompts, out, **SETTINGS) == 9
+    model = load_model("tiny")
+    records = generate(model, ["1+1=", [2, 40, 41], "a longer line"], **SETTINGS)
+    assert [(r["index"], r["sample"]) for r in records] == [(i, s) for i in range(3) for s in range(3)]
+    assert by_name(out) == {(r["index"], r["sample"]): r for r in records}
+    for r in records:
+        assert len(r["tokens"]) == len(r["logprobs"]) <= 12
+        assert r["text"] == model.tokenizer.decode(r["tokens"])
+        assert r["finish_reason"] == ("stop" if r["tokens"][-1] in model.tokenizer.eos_ids else "length")
+    assert records[0]["prompt_tokens"] == model.tokenizer.encode("1+1=", start=True)
+    assert len({tuple(r["tokens"]) for r in records}) == 9
+
+
+def test_an_interrupted_file_continues_where_it_was(prompts, tmp_path):
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    generate_file("tiny", prompts, whole, **SETTINGS)
+    generate_file("tiny", prompts, broken, **SETTINGS)
+    lines = broken.read_bytes().splitlines(keepends=True)
+    kept = b"".join(lines[:4])
+    broken.write_bytes(kept + lines[4][:25])  # killed in the middle of a line
+    assert generate_file("tiny", prompts, broken, **SETTINGS) == 5
+    assert broken.read_bytes().startswith(kept)
+    # Fewer rows in company may round the last bit of a log-prob differently; tokens are the same.
+    assert {k: v["tokens"] for k, v in by_name(broken).items()} == {
+        k: v["tokens"] for k, v in by_name(whole).items()
+    }
+    for name, record in by_name(whole).items():
+        np.testing.assert_allclose(by_name(broken)[name]["logprobs"], record["logprobs"], atol=1e-6)
+    before = broken.read_bytes()
+    assert generate_file("tiny", prompts, broken, **SETTINGS) == 0
+    assert broken.read_bytes() == before
+
+
+def test_other_settings_are_refused_and_nothing_is_lost(prompts, tmp_path):
+    out = tmp_path / "out.jsonl"
+    generate_file("tiny", prompts, out, **SETTINGS)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"out.jsonl: was begun with temperature=1.0, now it is 0.5; choose"):
+        generate_file("tiny", prompts, out, **SETTINGS, temperature=0.5)
+    prompts.write_text('{"prompt": "other"}\n')
+    with pytest.raises(ValueError, match=r"out.jsonl: was begun with prompts_sha256="):
+        generate_file("tiny", prompts, out, **SETTINGS)
+    out.with_name("out.jsonl.settings.json").unlink()
+    with pytest.raises(ValueError, match=r"out.jsonl: exists, but not out.jsonl.settings.json"):
+        generate_file("tiny", prompts, out, **SETTINGS)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"in.jsonl, line 2: not valid JSON"),
+        ("[1]", r"in.jsonl, line 2: needs 'prompt' \(text\) or 'prompt_tokens'"),
+        ('{"prompt": ""}', r"in.jsonl, line 2: needs"),
+        ('{"prompt_tokens": ["a"]}', r"in.jsonl, line 2: needs"),
+        (json.dumps({"prompt": "x" * 1020}), r"prompt 1: 1021 tokens \+ max_tokens of 12 exceed .*=1024"),
+    ],
+)
+def test_a_bad_prompt_is_named(tmp_path, line, message):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        generate_file("tiny", path, tmp_path / "out.jsonl", **SETTINGS)
+
+
+def test_bad_settings_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"in.jsonl: not found"):
+        generate_file("tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(ValueError, match=r"dtype: 'int8' is not possible; possible: bfloat16, float32"):
+        generate("tiny", ["1"], dtype="int8")
+    with pytest.raises(ValueError, match=r"samples: must be at least 1, got 0"):
+        generate("tiny", ["1"], samples=0)
+    assert generate("tiny", []) == []
+
+
+def test_the_bar_shows_rate_and_occupancy(capfd):
+    generate("tiny", ["1+1="], **SETTINGS | {"progress": True})
+    shown = capfd.readouterr().err
+    assert "3/3" in shown and "tokens/s" in shown and "occupied" in shown

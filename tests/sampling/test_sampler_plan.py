@@ -1,0 +1,124 @@
+"""Sizes are planned from memory, refused in numbers, and compile for TPUs nobody has here."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+
+from mugrpo_jax.models import ModelConfig, make_mesh
+from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
+
+GB = 10**9
+QWEN_7B = ModelConfig(
+    vocab_size=152_064,
+    hidden_size=3584,
+    num_layers=28,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    intermediate_size=18_944,
+    rope_theta=1e6,
+    tie_embeddings=False,
+    qkv_bias=True,
+    max_positions=32_768,
+)
+
+
+def test_slots_follow_the_memory():
+    plans = [plan_sampler(QWEN_7B, max_prompt=512, max_length=2048, memory=gb * GB) for gb in (17, 20)]
+    assert 1 <= plans[0].slots < plans[1].slots
+    for plan in plans:
+        assert plan.weight_bytes + plan.cache_bytes + plan.work_bytes <= plan.memory
+        assert plan.weight_bytes == pytest.approx(2 * 7.616e9, rel=1e-3)
+        assert plan.cache_bytes == plan.slots * 2048 * 28 * 2 * 4 * 128 * 2
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers():
+    with pytest.raises(ValueError, match=r"512 slots × 2048 .* of 40 GB free: does not fit; fewer slots"):
+        plan_sampler(QWEN_7B, max_prompt=512, max_length=2048, memory=40 * GB, slots=512)
+    with pytest.raises(ValueError, match=r"weights 15.2 GB.* of 15 GB free: does not fit; .* tensor axis"):
+        plan_sampler(QWEN_7B, max_prompt=512, max_length=2048, memory=15 * GB)
+
+
+def test_a_mesh_divides_weights_and_cache():
+    mesh = make_mesh(data=2, fsdp=1, tensor=4)
+    one = plan_sampler(QWEN_7B, max_prompt=512, max_length=1024, slots=64, memory=100 * GB)
+    many = plan_sampler(QWEN_7B, max_prompt=512, max_length=1024, slots=64, memory=100 * GB, mesh=mesh)
+    assert many.weight_bytes == one.weight_bytes // 4
+    assert many.cache_bytes == one.cache_bytes // 8
+    with pytest.raises(ValueError, match=r"slots=12 must be a positive multiple of the 8 devices"):
+        plan_sampler(QWEN_7B, max_prompt=512, max_length=1024, slots=12, mesh=mesh)
+
+
+def test_no_more_slots_than_samples():
+    assert plan_sampler(QWEN_7B, max_prompt=8, max_length=16, samples=3, memory=80 * GB).slots == 3
+
+
+def test_buckets_cover_every_length():
+    plan = plan_sampler(QWEN_7B, max_prompt=100, max_length=1000, slots=8, memory=80 * GB)
+    assert plan.prompt_buckets == (16, 32, 64, 112)
+    assert plan.read_buckets == (256, 512, 1008)
+    assert plan.cache_length == 1008
+    assert "8 slots × 1008 cache entries" in str(plan) and "of 80 GB free" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"max_prompt": 0}, r"max_prompt=0 must be at least 1"),
+        ({"max_prompt": 1024}, r"below max_length=1024"),
+        ({"max_length": 40_000}, r"max_length=40000 exceeds the model's max_positions=32768"),
+        ({"slots": 0}, r"slots=0 must be a positive multiple"),
+    ],
+)
+def test_bad_sizes_are_named(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        plan_sampler(QWEN_7B, **{"max_prompt": 512, "max_length": 1024} | sizes)
+
+
+def compile_for(topology, config, **mesh):
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    plan = plan_sampler(
+        config,
+        max_prompt=512,
+        max_length=2048,
+        slots=256,
+        mesh=make_mesh(devices=devices, **mesh),
+        memory=int(15.75 * 2**30),
+    )
+    return plan, lower_decode(plan).compile().memory_analysis()
+
+
+@pytest.fixture
+def several_processes(monkeypatch):
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # compiling needs no chip, so nobody is locked out
+
+
+@pytest.mark.parametrize(
+    ("topology", "mesh"), [("v5e:4x4", {"data": 4, "tensor": 4}), ("v5p:2x2x2", {"data": 4, "tensor": 2})]
+)
+@pytest.mark.parametrize("layers", [2, pytest.param(28, marks=pytest.mark.slow)])
+def test_decode_compiles_for_tpus_in_place_and_as_large_as_planned(several_processes, topology, mesh, layers):
+    plan, memory = compile_for(topology, dataclasses.replace(QWEN_7B, num_layers=layers), **mesh)
+    assert memory.alias_size_in_bytes >= plan.cache_bytes  # the cache is updated in place
+    assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
+    assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
+
+
+def test_a_mesh_of_several_hosts_is_refused(model, plan):
+    class Elsewhere:
+        is_multi_process = True
+
+    elsewhere = dataclasses.replace(plan(), mesh=Elsewhere())
+    with pytest.raises(ValueError, match="sampler: the mesh spans several hosts"):
+        Sampler(*model, elsewhere)
+
+
+def test_half_the_machines_memory_is_planned_with_on_cpu():
+    assert jax.default_backend() == "cpu"
+    plan = plan_sampler(
+        dataclasses.replace(QWEN_7B, num_layers=1), max_prompt=8, max_length=16, dtype=jnp.float32, slots=1
+    )
+    assert plan.memory > GB
