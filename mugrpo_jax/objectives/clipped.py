@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_number, check_shape
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_shape
 from mugrpo_jax.objectives._objective import (
     SharedKnobs,
     finish,
@@ -22,7 +22,7 @@ from mugrpo_jax.objectives._objective import (
 )
 from mugrpo_jax.objectives.kl import safe_exp
 from mugrpo_jax.objectives.metrics import Metrics
-from mugrpo_jax.objectives.veto import veto_mask, veto_metrics
+from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 
 @objective
@@ -71,6 +71,8 @@ def mu_grpo(
     0.1667
     """
     check_bounds(clip_low, clip_high)
+    check_choice("veto", veto, VETO_SCOPES)
+    check_number("veto_ratio", veto_ratio, strict=True)
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
     seen = (tokens.log_ratio, tokens.advantages, tokens.mask)

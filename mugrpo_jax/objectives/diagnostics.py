@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
 from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
 from mugrpo_jax.objectives._search import largest_float
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, mean_over
 from mugrpo_jax.objectives.moments import effective_sample_size, second_moment, sequence_ess
-from mugrpo_jax.objectives.veto import veto_mask, veto_metrics
+from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 
@@ -64,6 +64,8 @@ def diagnostics(
     (0.3333, 0.1667)
     """
     check_bounds(clip_low, clip_high)
+    check_choice("veto", veto, VETO_SCOPES)
+    check_number("veto_ratio", veto_ratio, strict=True)
     tokens = read_tokens(stop_gradient(jnp.asarray(logp)), behavior_logp, advantages, mask)
     keep = veto_mask(tokens.log_ratio, tokens.advantages, tokens.mask, scope=veto, ratio=veto_ratio)
     veto_found = veto_metrics(tokens.log_ratio, tokens.advantages, tokens.mask, keep, ratio=veto_ratio)

@@ -51,6 +51,7 @@ def random_batch(seed, *, shape=SHAPE, low=1e-6, high=1e3):
     columns = np.arange(shape[1])
     mask = (columns >= start) & (columns < start + length)
     advantages = random.standard_normal(shape[0])
+    advantages[:2] = np.abs(advantages[0]), -np.abs(advantages[1])
     logp = (behavior_logp + log_ratio).astype(np.float32)
     return logp, behavior_logp.astype(np.float32), advantages.astype(np.float32), mask
 

@@ -14,7 +14,7 @@ from numpy_reference import count
 from mugrpo_jax import objectives
 from mugrpo_jax.objectives import OBJECTIVES, combine_metrics
 
-few = settings(max_examples=8, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 seeds = st.integers(0, 10_000)
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
@@ -110,10 +110,10 @@ def test_statistics_of_a_call_are_those_of_its_micro_batch(name):
     _, part, _ = run(
         variant, (*batch[:3], batch[3] & first[:, None]), denominator=count(batch[3], "token_mean", 0)
     )
-    assert np.abs(part - whole)[first].max() > 1e-3 * largest(whole)
+    assert largest((part - whole)[first]) > 1e-2 * largest(part)
 
 
-@pytest.mark.parametrize("name", ["mu_grpo", "grpo", "dr_grpo", "gspo", "pnpo"])
+@pytest.mark.parametrize("name", ["mu_grpo", "dr_grpo", "gspo"])
 def test_buckets_of_different_widths_add_up(name):
     """A padded batch against its rows in two micro-batches, each cut to its own length."""
     rows = np.arange(SHAPE[0])
@@ -209,7 +209,7 @@ def low_precision_operations(jaxpr):
 def test_bfloat16_values():
     logp, behavior_logp, advantages, mask = random_batch(4, low=0.5, high=2.0)
     short = [jnp.asarray(x, jnp.bfloat16) for x in (logp, behavior_logp)]
-    program = jax.value_and_grad(objectives.mu_grpo, has_aux=True)
+    program = jax.jit(jax.value_and_grad(objectives.mu_grpo, has_aux=True))
     (loss, _), gradient = program(*short, advantages, mask)
     (exact, _), exact_gradient = program(*(x.astype(jnp.float32) for x in short), advantages, mask)
     assert loss == exact

@@ -1,0 +1,171 @@
+"""Advantages, corrections, moments, KL estimates, diagnostics, denominators and combined metrics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import SHAPE, random_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mugrpo_jax import objectives
+
+REWARDS = np.array([[1.0, 0.0, 0.0, 1.0, 0.5], [0.1] * 5, [3.0, 1.0, 2.0, -1.0, 0.0]])
+
+
+def test_group_advantages_of_each_kind():
+    centred = REWARDS - REWARDS.mean(axis=1, keepdims=True)
+    others = (REWARDS.sum(axis=1, keepdims=True) - REWARDS) / 4
+    expected = {
+        "std": centred / (REWARDS.std(axis=1, ddof=1, keepdims=True) + 1e-6),
+        "mean": centred,
+        "rloo": REWARDS - others,
+        "batch_std": centred / (REWARDS.std(ddof=1) + 1e-6),
+    }
+    for kind in objectives.ADVANTAGE_KINDS:
+        advantages = objectives.group_advantages(REWARDS, kind=kind)
+        np.testing.assert_allclose(advantages[::2], expected[kind][::2], rtol=2e-6, atol=1e-7)
+        assert np.all(advantages[1] == 0), "equal rewards, although their mean is not exactly 0.1"
+    assert objectives.equal_groups(REWARDS).tolist() == [False, True, False]
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(0, 1000), st.floats(0.1, 10), st.floats(-5, 5))
+def test_group_advantages_ignore_shift_and_scale(seed, scale, shift):
+    rewards = np.random.default_rng(seed).uniform(0, 1, (3, 5))
+    plain = objectives.group_advantages(rewards, eps=0.0)
+    moved = objectives.group_advantages(scale * rewards + shift, eps=0.0)
+    np.testing.assert_allclose(moved, plain, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(plain.sum(axis=1), 0, atol=1e-5)
+
+
+def test_corrections():
+    ratio = np.array([[0.5, 3.0, 1.0, 9.0], [2.0, 2.0, 2.0, 0.01]])
+    mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    log_ratio = np.log(ratio)
+    np.testing.assert_allclose(
+        objectives.tis_weights(log_ratio, mask), [[0.5, 2, 1, 0], [2, 2, 2, 0.01]], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        objectives.tis_weights(log_ratio, mask, level="sequence"), [[1.5, 1.5, 1.5, 0], [0.08] * 4], rtol=1e-6
+    )
+    assert objectives.mis_mask(log_ratio, mask).astype(int).tolist() == [[1, 0, 1, 0], [1, 1, 1, 0]]
+    sequence = objectives.mis_mask(log_ratio, mask, level="sequence")
+    assert sequence.astype(int).tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
+    assert objectives.icepop_mask(log_ratio, mask).astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    # mean(−l) is −log(1.5)/3 = −0.135 and −log(0.08)/4 = 0.631.
+    for delta, kept in ((0.6, [1, 0]), (0.7, [1, 1])):
+        keep = objectives.opsm_mask(log_ratio, np.array([-1.0, -1.0]), mask, delta=delta)
+        assert keep.astype(int).tolist() == (np.array(kept)[:, None] * mask).tolist()
+    assert objectives.opsm_mask(log_ratio, np.array([-1.0, 1.0]), mask, delta=0.6).sum() == 7
+
+
+def test_sequence_weights_survive_long_responses():
+    log_ratio = np.array([[80.0] * 50, [-80.0] * 50])
+    weights = objectives.tis_weights(log_ratio, np.ones((2, 50)), level="sequence")
+    assert weights[:, 0].tolist() == [2.0, 0.0]
+    assert objectives.sequence_ess(log_ratio, np.ones((2, 50))) == 0.5
+    assert objectives.vcpo_factor(log_ratio, np.ones((2, 50))) == np.float32(np.sqrt(0.5))
+
+
+def test_moments_of_nothing_and_of_overflow():
+    log_ratio, empty = np.full((2, 3), 80.0), np.zeros((2, 3))
+    assert objectives.effective_sample_size(log_ratio, empty) == 1
+    assert objectives.effective_sample_size(log_ratio, np.ones((2, 3))) == 1, "the sum of squares is infinite"
+    assert objectives.sequence_ess(log_ratio, empty) == 1
+    assert objectives.second_moment(log_ratio, empty) == 0
+
+
+def test_kl_estimates_agree_in_expectation():
+    """For samples of π, k1 and k3 average to the KL divergence exactly; k2 has the KL's gradient."""
+    policy, reference = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    x = np.log(policy / reference)
+    kl = np.sum(policy * x)
+    for estimator in ("k1", "k3"):
+        np.testing.assert_allclose(np.sum(policy * objectives.kl_estimate(x, estimator)), kl, rtol=1e-6)
+    slope = jax.vmap(jax.grad(lambda y: objectives.kl_estimate(y, "k2")))(jnp.asarray(x))
+    np.testing.assert_allclose(slope, x, rtol=1e-6)
+
+
+def test_overlong_penalty_counts_tokens():
+    penalty = objectives.overlong_penalty([0, 3072, 3584, 4096, 4608], max_length=4096, buffer=1024)
+    np.testing.assert_allclose(penalty, [0, 0, -0.5, -1, -1.5])
+
+
+def test_denominators_add_up_and_stay_in_numpy():
+    mask = random_batch(1)[3]
+    for aggregation in objectives.AGGREGATIONS:
+        whole = objectives.denominator(mask, aggregation, max_length=40)
+        parts = [
+            objectives.denominator(part, aggregation, max_length=40) for part in (mask[:3], mask[3:, :15])
+        ]
+        assert isinstance(whole, np.generic)
+        assert sum(parts) == whole
+    assert objectives.denominator(mask, "token_mean") == mask.sum()
+    assert objectives.denominator(mask, "seq_mean_token_sum") == SHAPE[0] - 1, "an empty row is padding"
+
+
+@pytest.fixture(scope="module")
+def diagnose():
+    return jax.jit(objectives.diagnostics)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_diagnostics_against_numpy(seed, diagnose):
+    logp, behavior_logp, advantages, mask = random_batch(seed)
+    found = {key: float(value) for key, value in diagnose(logp, behavior_logp, advantages, mask).items()}
+    log_ratio = (logp.astype(np.float64) - behavior_logp)[mask]
+    ratio = np.exp(log_ratio)
+    sign = np.repeat(np.sign(advantages)[:, None], SHAPE[1], axis=1)[mask]
+    expected = {
+        "tokens": mask.sum(),
+        "responses": mask.any(axis=1).sum(),
+        "ess/tokens": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
+        "second_moment/tokens": np.mean(log_ratio**2),
+        "k1/tokens": np.mean(-log_ratio),
+        "k3/tokens": np.mean(ratio - 1 - log_ratio),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "clipped/positive_tokens": np.mean(ratio[sign > 0] > 5),
+        "clipped/negative_tokens": 0.0,
+    }
+    for name, chosen in (("positive_tokens", ratio[sign > 0]), ("negative_tokens", ratio[sign < 0])):
+        expected[name] = len(chosen)
+        expected[f"ratio/{name}"] = chosen.mean()
+        for key, level in (("p05", 0.05), ("p50", 0.5), ("p95", 0.95)):
+            expected[f"ratio_{key}/{name}"] = np.quantile(chosen, level, method="nearest")
+    totals = np.where(mask, logp.astype(np.float64) - behavior_logp, 0).sum(axis=1)[mask.any(axis=1)]
+    weights = np.exp(totals - totals.max())
+    expected["sequence_ess/responses"] = weights.sum() ** 2 / (weights**2).sum() / len(weights)
+    for key, value in expected.items():
+        np.testing.assert_allclose(found.pop(key), value, rtol=1e-5, err_msg=key)
+    assert set(found) == {  # compared in the tests of the veto
+        "negative_responses",
+        "triggered_responses",
+        "vetoed/tokens",
+        "triggered/negative_responses",
+        "trigger_position/triggered_responses",
+    }
+
+
+def test_diagnostics_of_micro_batches_combine(diagnose):
+    batch = random_batch(5)
+    rows = np.arange(SHAPE[0])[:, None]
+    whole = diagnose(*batch)
+    parts = [diagnose(*batch[:3], batch[3] & (rows % 3 == k)) for k in range(3)]
+    combined = objectives.combine_metrics(parts)
+    averages = {key for key in whole if "ess/" in key or key.startswith("ratio_p")}
+    for key in set(whole) - averages:
+        np.testing.assert_allclose(combined[key], whole[key], rtol=1e-5, atol=1e-7, err_msg=key)
+    assert len(averages) == 8
+
+
+def test_combining_is_associative():
+    parts = [
+        {"tokens": 3.0, "x/tokens": 1.0, "y_min": 2.0, "y_max": 2.0},
+        {"tokens": 0.0, "x/tokens": 0.0, "y_min": np.inf, "y_max": -np.inf},
+        {"tokens": 1.0, "x/tokens": 5.0, "y_min": 1.0, "y_max": 1.0},
+    ]
+    at_once = objectives.combine_metrics(parts)
+    in_steps = objectives.combine_metrics([objectives.combine_metrics(parts[:2]), parts[2]])
+    assert at_once == in_steps == {"tokens": 4.0, "x/tokens": 2.0, "y_min": 1.0, "y_max": 2.0}
