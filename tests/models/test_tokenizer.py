@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_checkpoints as tiny
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mugrpo_jax.models import hf, make_mesh
@@ -59,6 +59,7 @@ def pair(tmp_path_factory):
 
 @settings(deadline=None, max_examples=50)
 @given(text=st.text(alphabet=ALPHABET, max_size=30))
+@example(text="\n\n1  \n\n")
 def test_the_exported_character_tokenizer_is_the_same(pair, text):
     ours, theirs = pair
     for start in (False, True):
