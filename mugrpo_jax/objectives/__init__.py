@@ -9,11 +9,11 @@
 
     objective(logp, behavior_logp, advantages, mask, *, denominator=None, **knobs) -> (loss, metrics)
 
-`logp[b, t]` is the log-prob of token t given the tokens before it, under the policy that is trained;
-`behavior_logp` the one stored when the token was sampled; both `[B, T]`. `advantages` are `[B]` or `[B, T]`,
-`mask` is non-zero on response tokens. The loss is to be minimised; only `logp` (and `entropy`) carry a
-gradient. Everything is computed in float32, whatever comes in, and what stands on padding is never read.
-Clip bounds are absolute ratios.
+A row is a response. `logp[b, t]` is the log-prob of token t given the tokens before it, under the policy
+that is trained; `behavior_logp` the one stored when the token was sampled; both `[B, T]`. `advantages` are
+`[B]` or `[B, T]`, `mask` is non-zero on response tokens. The loss is to be minimised; only `logp` (and
+`entropy`) carry a gradient. Everything is computed in float32, whatever comes in, and what stands on padding
+is never read. Clip bounds are absolute ratios.
 
 **An update in parts.** `denominator` is that of the whole update, from the function of that name. With it,
 losses and gradients of micro-batches add up to those of the whole, and `combine_metrics` puts their metrics

@@ -15,7 +15,7 @@ from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank
 from mugrpo_jax.objectives.aggregation import denominator as count_denominator
 from mugrpo_jax.objectives.aggregation import token_shares
 from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate, safe_exp
-from mugrpo_jax.objectives.metrics import Metrics, mean_over
+from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -175,7 +175,7 @@ def finish(
         entropy = on_tokens(knobs["entropy"], tokens.mask)
         per_token -= knobs["entropy_coef"] * entropy
         metrics["entropy/tokens"] = mean_over(entropy.sum(), tokens.total)
-    return (shares * per_token).sum(), jax.tree.map(stop_gradient, metrics)
+    return (shares * per_token).sum(), as_metrics(metrics)
 
 
 def _check_shared(knobs: dict[str, Any], shape: tuple[int, ...]) -> None:

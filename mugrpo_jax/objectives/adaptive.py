@@ -1,6 +1,7 @@
 """Objectives that read a bound from the batch itself: M2PO, P3O and BAPO.
 
-The statistic of a call is that of the arrays it sees, without gradient. An update in micro-batches therefore
+The statistic of a call is that of the arrays it sees, without gradient; arrays sharded over devices and hosts
+count as a whole. An update in micro-batches therefore
 has one statistic per micro-batch, which is what the papers' code does, and its gradient depends on the split.
 The pooled form computes the statistic once for the whole update (`m2po_bound`, `effective_sample_size` or
 `ratio_sums`, `bapo_bounds`) and hands it to every call (`log_bound`, `ess`, `bounds`): then any split gives
@@ -369,7 +370,7 @@ def bapo_bounds(
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         first, last = bounds  # the index of the first high that is not short is one of first..last
         middle = (first + last) // 2
-        higher = short(clip_low_max, jnp.asarray(highs)[middle])
+        higher = (first < last) & short(clip_low_max, jnp.asarray(highs)[middle])
         return jnp.where(higher, middle + 1, first), jnp.where(higher, last, middle)
 
     ends = jnp.int32(0), jnp.int32(len(highs) - 1)

@@ -58,7 +58,7 @@ class ObjectiveConfig:
     """Names an objective and the knobs that differ from its defaults.
 
     Validated when built: an unknown name, an unknown knob or a value the objective refuses is a `ValueError`.
-    Hashable, so it can be a static argument of a jitted function.
+    Hashable by content, so it can be a static argument of a jitted function; do not change `knobs` in place.
 
     Attributes:
       name: a key of `OBJECTIVES`.
@@ -92,7 +92,7 @@ class ObjectiveConfig:
                 raise ValueError(
                     f"knob {knob!r} is {value!r}; possible: a number, a string, a boolean or None"
                 )
-        object.__setattr__(self, "knobs", MappingProxyType(dict(self.knobs)))
+        object.__setattr__(self, "knobs", dict(self.knobs))
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.float32)
         arrays = {
             k: tokens for k in ("reference_logp", "entropy", "proximal_logp") if k in _parameters(function)

@@ -9,7 +9,7 @@ from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_numb
 from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
 from mugrpo_jax.objectives._search import largest_float
 from mugrpo_jax.objectives.kl import kl_estimate
-from mugrpo_jax.objectives.metrics import Metrics, mean_over
+from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 from mugrpo_jax.objectives.moments import effective_sample_size, second_moment, sequence_ess
 from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
@@ -70,7 +70,7 @@ def diagnostics(
     keep = veto_mask(tokens.log_ratio, tokens.advantages, tokens.mask, scope=veto, ratio=veto_ratio)
     veto_found = veto_metrics(tokens.log_ratio, tokens.advantages, tokens.mask, keep, ratio=veto_ratio)
     _, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    return {
+    found = {
         "tokens": tokens.total,
         "responses": tokens.mask.any(axis=1).sum(),
         **_ratios(tokens, clipped, tokens.advantages > 0, "positive_tokens"),
@@ -83,6 +83,7 @@ def diagnostics(
         "ratio_max": jnp.where(tokens.mask, tokens.ratio, -jnp.inf).max(initial=-jnp.inf),
         **_behavior_kl(tokens),
     }
+    return as_metrics(found)
 
 
 def _behavior_kl(tokens: Tokens) -> Metrics:

@@ -8,18 +8,20 @@ The key of a metric says how it combines:
 
 So every mean carries its own weight, and combining is exact, associative and needs no table. The exceptions
 are statistics that are no means to begin with (quantiles, effective sample sizes): they too are written
-`x/n`, and combining them gives the average over the calls, weighted by n.
+`x/n`, and combining them gives the average over the calls, weighted by n. All metrics are float32 scalars.
 """
 
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jax.typing import ArrayLike
 
 Metrics = dict[str, jax.Array]
 
 
-def combine_metrics(parts: Sequence[Mapping[str, jax.Array]]) -> Metrics:
+def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
     """The metrics of a whole update from those of its micro-batches.
 
     Args:
@@ -32,7 +34,8 @@ def combine_metrics(parts: Sequence[Mapping[str, jax.Array]]) -> Metrics:
     """
     if not parts:
         raise ValueError("parts is empty; possible: the metrics of at least one micro-batch")
-    stacked = {key: jnp.stack([jnp.asarray(part[key], jnp.float32) for part in parts]) for key in parts[0]}
+    values = [as_metrics(part) for part in parts]
+    stacked = {key: jnp.stack([part[key] for part in values]) for key in parts[0]}
 
     def combine(key: str, values: jax.Array) -> jax.Array:
         if key.endswith("_min"):
@@ -45,6 +48,11 @@ def combine_metrics(parts: Sequence[Mapping[str, jax.Array]]) -> Metrics:
         return mean_over((values * counts).sum(), counts.sum())
 
     return {key: combine(key, values) for key, values in stacked.items()}
+
+
+def as_metrics(values: Mapping[str, ArrayLike]) -> Metrics:
+    """The values in float32 and without gradient, counts too, so that metrics can be carried in a loop."""
+    return {key: stop_gradient(jnp.asarray(value, jnp.float32)) for key, value in values.items()}
 
 
 def mean_over(total: jax.Array, count: jax.Array) -> jax.Array:

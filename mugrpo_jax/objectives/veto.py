@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape
 from mugrpo_jax.objectives._objective import on_tokens, token_advantages
-from mugrpo_jax.objectives.metrics import Metrics, mean_over
+from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 
 VETO_SCOPES = ("none", "trigger", "suffix", "suffix_non_trigger", "sequence")
 
@@ -100,13 +100,14 @@ def veto_metrics(
     triggered, negatives = trigger.any(axis=1), negative.any(axis=1)
     before = (valid & (_positions(valid) < _first(trigger))).sum(axis=1)
     position = jnp.where(triggered, before / jnp.maximum(valid.sum(axis=1), 1), 0.0)
-    return {
+    found = {
         "negative_responses": negatives.sum(),
         "triggered_responses": triggered.sum(),
         "vetoed/tokens": mean_over((valid & ~keep).sum(), valid.sum()),
         "triggered/negative_responses": mean_over(triggered.sum(), negatives.sum()),
         "trigger_position/triggered_responses": mean_over(position.sum(), triggered.sum()),
     }
+    return as_metrics(found)
 
 
 def _triggers(
