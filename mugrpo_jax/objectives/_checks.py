@@ -18,6 +18,12 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} is {value!r}; possible: {', '.join(map(repr, choices))}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is not a plain boolean."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; possible: True, False")
+
+
 def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = False) -> None:
     """Refuse a number below `low` (or at it, when strict), and NaN. Traced values pass."""
     if isinstance(value, (str, bool)) or value is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import jax
@@ -58,15 +58,10 @@ def objective(function: F) -> F:
     return function
 
 
-def knob_names(function: Callable[..., Any]) -> list[str]:
-    """The names of everything an objective takes by keyword."""
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-
-
-def check_knobs(function: Callable[..., Any], names: Any) -> None:
+def check_knobs(function: Callable[..., Any], names: Iterable[str]) -> None:
     """Refuse a knob the objective does not have."""
-    known = knob_names(function)
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in names:
         if name not in known:
             raise ValueError(f"{function.__name__} has no knob {name!r}; possible: {', '.join(known)}")

@@ -18,7 +18,7 @@ import numpy as np
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_rank
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_flag, check_number, check_rank
 from mugrpo_jax.objectives._objective import (
     SharedKnobs,
     Tokens,
@@ -211,6 +211,7 @@ def p3o(
     >>> round(float(metrics["ess/tokens"]), 6), round(float(gradient[0, 0]), 6)
     (0.644737, -0.378289)
     """
+    check_flag("safe_kl", safe_kl)
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     if ess is None:
         ess = effective_sample_size(tokens.log_ratio, tokens.mask)

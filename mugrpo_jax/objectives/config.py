@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from mugrpo_jax.objectives._checks import check_choice
-from mugrpo_jax.objectives._objective import check_knobs
 from mugrpo_jax.objectives.adaptive import bapo, m2po, p3o
 from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo, mu_grpo
 from mugrpo_jax.objectives.metrics import Metrics
@@ -72,7 +71,7 @@ class ObjectiveConfig:
     (1.28, 'seq_mean_token_mean')
     >>> ObjectiveConfig("grpo", {"clip_max": 2})
     Traceback (most recent call last):
-    ValueError: grpo has no knob 'clip_max'; possible: denominator, clip_low, clip_high, ...
+    ValueError: grpo has no knob 'clip_max'; possible: clip_low, clip_high, aggregation, ...
     """
 
     name: str = "mu_grpo"
@@ -81,22 +80,21 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         """Check names and values; the objective itself checks the values, on abstract arrays."""
         check_choice("name", self.name, OBJECTIVES)
+        object.__setattr__(self, "knobs", dict(self.knobs))
         function = OBJECTIVES[self.name]
-        check_knobs(function, self.knobs)
+        known = _defaults(function)
         for knob, value in self.knobs.items():
             if knob in _PER_CALL:
-                raise ValueError(
-                    f"knob {knob!r} is an argument of each call; possible: {', '.join(self.settings)}"
-                )
+                raise ValueError(f"knob {knob!r} is an argument of each call; possible: {', '.join(known)}")
+            if knob not in known:
+                raise ValueError(f"{self.name} has no knob {knob!r}; possible: {', '.join(known)}")
             if not isinstance(value, (int, float, str, bool, type(None))):
                 raise ValueError(
                     f"knob {knob!r} is {value!r}; possible: a number, a string, a boolean or None"
                 )
-        object.__setattr__(self, "knobs", dict(self.knobs))
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.float32)
-        arrays = {
-            k: tokens for k in ("reference_logp", "entropy", "proximal_logp") if k in _parameters(function)
-        }
+        wanted = ("reference_logp", "entropy", "proximal_logp")
+        arrays = {name: tokens for name in wanted if name in inspect.signature(function).parameters}
         jax.eval_shape(self.build(), tokens, tokens, tokens, tokens, **arrays)
 
     def __hash__(self) -> int:
@@ -105,18 +103,14 @@ class ObjectiveConfig:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting of the objective: the given knobs, and the defaults of the others."""
-        parameters = _parameters(OBJECTIVES[self.name])
-        defaults = {
-            name: p.default
-            for name, p in parameters.items()
-            if p.kind is p.KEYWORD_ONLY and name not in _PER_CALL
-        }
-        return defaults | dict(self.knobs)
+        return _defaults(OBJECTIVES[self.name]) | dict(self.knobs)
 
     def build(self) -> Objective:
         """The objective with these knobs, to be called like any other."""
         return functools.partial(OBJECTIVES[self.name], **self.knobs)
 
 
-def _parameters(function: Objective) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+def _defaults(function: Objective) -> dict[str, Any]:
+    """The settings of an objective: what it takes by keyword, without the arguments of a call."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PER_CALL}

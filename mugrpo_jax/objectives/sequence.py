@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Unpack
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_flag
 from mugrpo_jax.objectives._objective import (
     SharedKnobs,
     Tokens,
@@ -123,6 +124,7 @@ def topr(
     >>> gradient.tolist()  # the second response is a quarter as likely as it was
     [[-0.25, -0.25], [0.0625, 0.0625]]
     """
+    check_flag("length_normalized", length_normalized)
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     total = tokens.log_ratio.sum(axis=1, keepdims=True)
     log_weight = stop_gradient(_mean_log_ratio(tokens) if length_normalized else total)
@@ -180,8 +182,8 @@ def pnpo(
     """
     check_bounds(clip_low, clip_high)
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
-    seen = jnp.cumsum(tokens.mask, axis=1)
-    prefix_mean = jnp.cumsum(stop_gradient(tokens.log_ratio), axis=1) / jnp.maximum(seen, 1)
+    seen = _running(jnp.add, tokens.mask.astype(jnp.float32), 0.0)
+    prefix_mean = _running(jnp.add, stop_gradient(tokens.log_ratio), 0.0) / jnp.maximum(seen, 1.0)
     weight = _through_own_token(safe_exp(prefix_mean), tokens)
     surrogate, clipped = min_form(weight, tokens.advantages, clip_low, clip_high)
     return finish(
@@ -234,7 +236,7 @@ def minpro(
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     log_ratio = jnp.where(tokens.mask, stop_gradient(tokens.log_ratio), jnp.inf)
     before = jnp.pad(log_ratio[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
-    smallest = jax.lax.cummin(before, axis=1)
+    smallest = _running(jnp.minimum, before, jnp.inf)
     log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # no token before: a factor of 1
     # One exp of the sum: the factors may leave the range of float32 where the product does not.
     return finish(
@@ -252,6 +254,18 @@ def _mean_log_ratio(tokens: Tokens) -> jax.Array:
     """mean_t l_t of each response, `[B, 1]`."""
     lengths = tokens.mask.sum(axis=1, keepdims=True)
     return tokens.log_ratio.sum(axis=1, keepdims=True) / jnp.maximum(lengths, 1)
+
+
+def _running(combine: Callable[..., jax.Array], values: jax.Array, neutral: float) -> jax.Array:
+    """Combine the values `[B, T]` of each row from its beginning up to each column.
+
+    By windows of doubled width over the padded row: fewer and simpler passes than `lax.cummin` compiles to.
+    """
+    doublings = (values.shape[1] - 1).bit_length()
+    windows = jnp.pad(values, ((0, 0), (2**doublings - 1, 0)), constant_values=neutral)
+    for width in (2**i for i in range(doublings)):
+        windows = combine(windows[:, width:], windows[:, :-width])
+    return windows
 
 
 def _through_own_token(weight: jax.Array, tokens: Tokens) -> jax.Array:

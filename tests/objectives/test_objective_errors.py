@@ -143,6 +143,13 @@ BATCH = (TOKENS, TOKENS, ROWS, TOKENS)
             BATCH,
             {"entropy_coef": 0.1},
         ),
+        ("safe_kl is 1; possible: True, False", objectives.p3o, BATCH, {"safe_kl": 1}),
+        (
+            "length_normalized is 'no'; possible: True, False",
+            objectives.topr,
+            BATCH,
+            {"length_normalized": "no"},
+        ),
         ("max_length is 0; possible: a number above 0", objectives.dr_grpo, BATCH, {"max_length": 0}),
         (
             "max_length is None; aggregation 'constant' needs the generation budget in tokens",
@@ -168,7 +175,7 @@ def test_wrong_values(message, function, arrays, knobs):
     [
         ("name is 'ppo'; possible: 'mu_grpo', 'grpo', ", "ppo", {}),
         (
-            "mu_grpo has no knob 'clip'; possible: denominator, clip_low, clip_high, veto, ",
+            "mu_grpo has no knob 'clip'; possible: clip_low, clip_high, veto, ",
             "mu_grpo",
             {"clip": 1},
         ),
