@@ -72,13 +72,14 @@ def draw(keys: jax.Array, z: jax.Array, greedy: jax.Array) -> tuple[jax.Array, j
     tail = ((0, 0), (0, blocks * _BLOCK - vocab))
     tiles = jnp.pad(z, tail, constant_values=-jnp.inf).reshape(rows, blocks, _BLOCK)
     peak, mass = tiles.max(-1), jax.nn.logsumexp(tiles, axis=-1)
-    block_noise, token_noise = _noise(keys, (blocks, _BLOCK))
+    # "high" resolves the tail of the Gumbel distribution, on which rare tokens depend.
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (blocks + _BLOCK,), mode="high"))(keys)
     greedy = greedy[:, None]
-    block = jnp.where(greedy, peak, mass + block_noise).argmax(-1)
+    block = jnp.where(greedy, peak, mass + noise[:, :blocks]).argmax(-1)
     columns = block[:, None] * _BLOCK + jnp.arange(_BLOCK)
     tile = jnp.take_along_axis(z, jnp.minimum(columns, vocab - 1), axis=1)
     tile = jnp.where(columns < vocab, tile, -jnp.inf)
-    chosen = jnp.where(greedy, tile, tile + token_noise).argmax(-1, keepdims=True)
+    chosen = jnp.where(greedy, tile, tile + noise[:, blocks:]).argmax(-1, keepdims=True)
     logp = jnp.take_along_axis(tile, chosen, axis=1)[:, 0] - jax.nn.logsumexp(mass, axis=-1)
     return jnp.take_along_axis(columns, chosen, axis=1)[:, 0].astype(jnp.int32), logp
 
@@ -88,17 +89,6 @@ def token_keys(request_keys: jax.Array, positions: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in)(
         jax.random.wrap_key_data(request_keys, impl="threefry2x32"), positions
     )
-
-
-def _noise(keys: jax.Array, sizes: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
-    def row(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        first, second = jax.random.split(key)
-        # "high" resolves the tail of the Gumbel distribution, on which rare tokens depend.
-        return jax.random.gumbel(first, sizes[:1], mode="high"), jax.random.gumbel(
-            second, sizes[1:], mode="high"
-        )
-
-    return jax.vmap(row)(keys)
 
 
 def _ordered(z: jax.Array) -> jax.Array:

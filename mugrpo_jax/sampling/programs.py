@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import Cache, abstract, cast, decode_params, decode_step, prefill
-from mugrpo_jax.models.sharding import MESH_AXES, constrain, current_mesh, param_sharding, spec
+from mugrpo_jax.models.sharding import MESH_AXES, PARAM_AXES, RULES, constrain, current_mesh, spec
 from mugrpo_jax.sampling.distribution import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import MAX_STOPS
@@ -224,35 +224,28 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
     return Slots(layers, layers, rows)
 
 
-def params_sharding(plan: SamplerPlan, params: Any) -> Any:
-    """Shardings of the output of `decode_params`: over `tensor` alone, whole on every row of slots.
+def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
+    """Shardings of what `sampling_params` returns: over `tensor` alone, whole on every row of slots.
 
     Split over `fsdp` as well, the weights would have to be gathered anew for every token.
     """
-    if plan.mesh is None:
-        return None
 
-    def one(leaf: NamedSharding, *, drop: int) -> NamedSharding | None:
-        return _named(plan, P(*(axis if axis == "tensor" else None for axis in leaf.spec[drop:])))
+    def one(path: tuple[Any, ...], _: Any) -> NamedSharding | None:
+        axes = [RULES[axis] for axis in PARAM_AXES.get(path[-1].key, ()) if axis != "layers"]
+        return _named(plan, P(*(axis if axis == "tensor" else None for axis in axes)))
 
-    shardings = param_sharding(plan.mesh, params)
-    layers = jax.tree.map(functools.partial(one, drop=1), shardings["layers"])
-    outside = {name: leaf for name, leaf in shardings.items() if name != "layers"}
-    return {
-        **jax.tree.map(functools.partial(one, drop=0), outside),
-        "layers": [layers] * plan.config.num_layers,
-    }
+    return jax.tree.map_with_path(one, weights)
 
 
 def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
     """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
     graphdef, params = abstract(plan.config, dtype=plan.dtype)
-    weights = jax.eval_shape(decode_params, params)
+    weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype), params)
     if plan.mesh is not None:
         weights = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             weights,
-            params_sharding(plan, params),
+            params_sharding(plan, weights),
         )
     with mesh_of(plan):
         return decode.lower(

@@ -93,8 +93,7 @@ class Sampler:
         self.stats = Stats(plan.slots)
         self._graphdef = graphdef
         weights = sampling_params(params, plan.dtype)
-        shardings = params_sharding(plan, params)
-        self._params = weights if shardings is None else jax.device_put(weights, shardings)
+        self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
         shapes = abstract_slots(plan)
         self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, shapes.rows)

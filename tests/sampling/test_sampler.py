@@ -48,6 +48,7 @@ def test_stored_logprobs_are_the_training_forward_pass(sampler, model, temperatu
         np.testing.assert_allclose(r.logprobs, row[4 : 4 + len(r.tokens)], atol=1e-5, rtol=0)
         assert r.logprobs.dtype == np.float32 and r.tokens.dtype == np.int32
         assert len(r.tokens) == 60 and np.ptp(r.logprobs) > 0.5
+    assert len({tuple(r.tokens) for r in responses}) == (6 if temperature else 1)
 
 
 def test_stored_logprobs_are_those_of_the_truncated_distribution(sampler, model, mixed):
@@ -119,6 +120,8 @@ def test_a_prompt_is_run_once_for_its_whole_group(sampler):
     list(sampler.run([Request([5, 6, i], request_seeds(i, samples=8), 9, index=i) for i in range(3)]))
     assert sampler.stats.prompts == 3 and sampler.stats.responses == 24
     assert sampler.stats.tokens == 24 * 9
+    # A free slot has nothing to read.
+    assert not sampler._slots.rows.lengths.any() and not sampler._slots.rows.left.any()
 
 
 def test_a_stop_token_ends_a_response_and_is_part_of_it(sampler):
