@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import profiling
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import Optimizer
@@ -71,18 +72,21 @@ class Case:
 
 
 CASES = (
-    Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 16, "none", False),
+    Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 32, "none", False),
     Case("smollm2-135m", SMOLLM2_135M, 256, 640, 64, "none", False),
 )
 SMALL_CASE = Case("small", SMALL, 8, 64, 4, "dots", True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="one case by name")
     parser.add_argument("--sweep", action="store_true", help="try the settings one by one")
     parser.add_argument("--check", action="store_true", help="cuDNN against XLA attention")
     parser.add_argument("--torch", action="store_true", help="time transformers on torch")
+    parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
     parser.add_argument("--peak", type=float, default=990e12, help="FLOP/s that MFU is a share of")
     parser.add_argument("--repeats", type=int, default=5)
@@ -95,7 +99,7 @@ def main() -> None:
     for case in cases:
         for variant in sweep(case) if arguments.sweep else [case]:
             try:
-                measure(variant, dtype, arguments.repeats, arguments.peak)
+                measure(variant, dtype, arguments.repeats, arguments.peak, profile=arguments.profile)
             except Exception as error:  # out of memory in a sweep is a result, not the end
                 say(case=variant.name, **settings(variant), error=str(error).splitlines()[0][:200])
         if arguments.torch:
@@ -117,12 +121,14 @@ def settings(case: Case) -> dict[str, Any]:
     return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
 
 
-def measure(case: Case, dtype: str, repeats: int, peak: float) -> None:
+def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> None:
     """Time the gradient of one update."""
     graphdef, params = models.create(case.model)
     optimizer = training.make_optimizer(Optimizer(), 1)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
-    state = jax.eval_shape(functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params)
+    state = jax.eval_shape(
+        functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params
+    )
     mesh = models.make_mesh(devices=jax.devices()[:1])
     step = training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state)
     micro = [batch(case, i) for i in range(case.rows // case.micro_rows)]
@@ -140,7 +146,9 @@ def measure(case: Case, dtype: str, repeats: int, peak: float) -> None:
     compile_s = time.perf_counter() - started
     seconds = median_seconds(run, repeats)
     report(case, "mugrpo_jax", seconds, peak, compile_s=round(compile_s, 1), peak_gb=peak_memory())
-    del params
+    if profile:
+        for row in profiling.summary(run):
+            say(case=case.name, **row)
 
 
 def batch(case: Case, seed: int) -> dict[str, np.ndarray]:

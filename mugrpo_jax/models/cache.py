@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.attention import Backend, attention
@@ -52,12 +51,14 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bf
     return 2 * config.num_layers * rows * length * entry
 
 
-def decode_params(params: Params) -> Params:
+def decode_params(params: Params, *, fuse: bool = False) -> Params:
     """The same parameters with the layers as a list of trees: the form `prefill` and `decode_step` read.
 
     Made once per generation phase, so that the decode loop does not slice stacked weights at every step.
+    With `fuse`, matrices that read the same input are joined (`decoder.fuse`); not for a mesh with `tensor`.
     """
-    return {**params, "layers": decoder.unstack(params["layers"])}
+    layers = decoder.unstack(params["layers"])
+    return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
 
 
 def prefill(
@@ -75,20 +76,21 @@ def prefill(
     Returns:
       float32 logits `[B, V]` for the token after each prompt, and a cache with `S == T`.
     """
-    model, block, layers = _merge(graphdef, params)
-    rope = rotation(model.config, jnp.arange(tokens.shape[1])[None])
-    keys, values = [], []
+    config = decoder.model_config(graphdef)
+    rope = rotation(config, jnp.arange(tokens.shape[1])[None])
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         keys.append(k)
         values.append(v)
         return attention(q, k, v, backend=backend)
 
-    x = model.embed_tokens(tokens)
-    for weights in layers:
-        x = nnx.merge(block, weights)(x, rope, attend)
+    x = decoder.embed_tokens(params["embed"], tokens)
+    for weights in params["layers"]:
+        x = decoder.apply_layer(config, weights, x, rope, attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
-    return _head(model, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
+    return _head(config, params, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
 
 
 def decode_step(
@@ -114,11 +116,12 @@ def decode_step(
     Returns:
       float32 logits `[B, V]` for the token after, and the cache one entry longer in every row.
     """
-    model, block, layers = _merge(graphdef, params)
+    config = decoder.model_config(graphdef)
     rows = jnp.arange(tokens.shape[0])
     at = cache.lengths
-    rope = rotation(model.config, at[:, None])
-    keys, values = [], []
+    rope = rotation(config, at[:, None])
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         layer = len(keys)
@@ -127,22 +130,13 @@ def decode_step(
         filled = jnp.minimum(at + 1, read or keys[-1].shape[1])
         return attention(q, keys[-1][:, :read], values[-1][:, :read], lengths=filled, backend=backend)
 
-    x = model.embed_tokens(tokens[:, None])
-    for weights in layers:
-        x = nnx.merge(block, weights)(x, rope, attend)
-    return _head(model, x), Cache(tuple(keys), tuple(values), at + 1)
+    x = decoder.embed_tokens(params["embed"], tokens[:, None])
+    for weights in params["layers"]:
+        x = decoder.apply_layer(config, weights, x, rope, attend)
+    return _head(config, params, x), Cache(tuple(keys), tuple(values), at + 1)
 
 
-def _merge(graphdef: Any, params: Params) -> tuple[Any, Any, list[Params]]:
-    """The model without its layers, the definition of one layer, and the layers' weights."""
-    layers = params["layers"]
-    # The stacked layers are replaced by the first one, just to complete the module; each is merged by itself.
-    model = nnx.merge(graphdef, {**params, "layers": layers[0]})
-    block, _ = nnx.split(model.layers, nnx.Param)
-    return model, block, layers
-
-
-def _head(model: Any, x: jax.Array) -> jax.Array:
-    h = decoder.rms_norm(x[:, 0], model.norm[...], model.config.norm_eps)
-    z = jnp.einsum("bd,vd->bv", h, model.head_matrix(), preferred_element_type=jnp.float32)
-    return constrain(z, "batch", "vocab")
+def _head(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
+    h = decoder.rms_norm(x[:, 0], params["norm"], config.norm_eps)
+    head = params.get("head", params["embed"])
+    return constrain(jnp.einsum("bd,vd->bv", h, head, preferred_element_type=jnp.float32), "batch", "vocab")

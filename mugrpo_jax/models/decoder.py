@@ -10,17 +10,19 @@ A model of your own trains here if it is an NNX module with `hidden(tokens, ...)
 `head_matrix() -> [V, D]`.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
 from mugrpo_jax.models.rope import rotate, rotation
-from mugrpo_jax.models.sharding import constrain
+from mugrpo_jax.models.sharding import constrain, current_mesh
 
 Params = dict[str, Any]
 Remat = Literal["none", "dots", "full"]
@@ -40,7 +42,11 @@ class Block(nnx.Module):
         d, hd = config.hidden_size, config.head_dim
         q_width, kv_width = config.num_heads * hd, config.num_kv_heads * hd
         self.attn_norm = _ones(d)
-        self.q, self.k, self.v = _dense(rngs, d, q_width), _dense(rngs, d, kv_width), _dense(rngs, d, kv_width)
+        self.q, self.k, self.v = (
+            _dense(rngs, d, q_width),
+            _dense(rngs, d, kv_width),
+            _dense(rngs, d, kv_width),
+        )
         self.o = _dense(rngs, q_width, d, scale=(2 * config.num_layers) ** -0.5)
         if config.qkv_bias:
             self.q_bias, self.k_bias, self.v_bias = _zeros(q_width), _zeros(kv_width), _zeros(kv_width)
@@ -54,21 +60,8 @@ class Block(nnx.Module):
         self.down = _dense(rngs, config.intermediate_size, d, scale=(2 * config.num_layers) ** -0.5)
 
     def __call__(self, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend) -> jax.Array:
-        """Map `x [B, T, D]` to the next layer's input; `attend(q, k, v)` returns `[B, T, heads, head_dim]`."""
-        config = self.config
-        h = rms_norm(x, self.attn_norm[...], config.norm_eps)
-        q, k, v = h @ self.q[...], h @ self.k[...], h @ self.v[...]
-        if config.qkv_bias:
-            q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
-        q, k, v = (y.reshape(*y.shape[:-1], -1, config.head_dim) for y in (q, k, v))
-        if config.qk_norm:
-            q = rms_norm(q, self.q_norm[...], config.norm_eps)
-            k = rms_norm(k, self.k_norm[...], config.norm_eps)
-        out = attend(rotate(q, rope), rotate(k, rope), v)
-        x = x + out.reshape(*x.shape[:-1], -1) @ self.o[...]
-        h = rms_norm(x, self.mlp_norm[...], config.norm_eps)
-        x = x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...]
-        return constrain(x, "batch", None, None)
+        """`apply_layer` with this block's weights."""
+        return apply_layer(self.config, split(self)[1], x, rope, attend)
 
 
 class Decoder(nnx.Module):
@@ -98,14 +91,15 @@ class Decoder(nnx.Module):
         rope = rotation(self.config, positions)
 
         def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-            block = nnx.merge(graphdef, weights)
-            return block(x, rope, lambda q, k, v: attention(q, k, v, backend=backend)), None
+            weights = fuse(weights) if fusable() else weights
+            attend = functools.partial(attention, backend=backend)
+            return apply_layer(self.config, weights, x, rope, attend), None
 
         if remat != "none":
             # Inside a scan, XLA cannot undo the recomputation by merging it with the forward pass.
             layer = jax.checkpoint(layer, policy=_REMAT_POLICIES[remat], prevent_cse=not scan)
-        graphdef, stacked = split(self.layers)
-        x = self.embed_tokens(tokens)
+        _, stacked = split(self.layers)
+        x = embed_tokens(self.embed[...], tokens)
         if scan:
             x, _ = jax.lax.scan(layer, x, stacked)
         else:
@@ -113,15 +107,67 @@ class Decoder(nnx.Module):
                 x, _ = layer(x, weights)
         return rms_norm(x, self.norm[...], self.config.norm_eps)
 
-    def embed_tokens(self, tokens: jax.Array) -> jax.Array:
-        """Input vectors `[B, T, D]`."""
-        # Whole rows on every device: looking up half-rows would reshard the result from width to batch.
-        table = constrain(self.embed[...], "vocab", None)
-        return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-
     def head_matrix(self) -> jax.Array:
         """Output embedding `[V, D]`; logits are `hidden @ head_matrix().T`."""
         return self.embed[...] if self.head is None else self.head[...]
+
+
+def embed_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Input vectors `[B, T, D]` from the embedding `[V, D]`."""
+    # Whole rows on every device: looking up half-rows would reshard the result from width to batch.
+    table = constrain(table, "vocab", None)
+    return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+
+
+def model_config(graphdef: Any) -> ModelConfig:
+    """The shape that a decoder's static definition carries."""
+    return nnx.merge(graphdef, [None] * graphdef.num_leaves).config
+
+
+def apply_layer(
+    config: ModelConfig, w: Params, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend
+) -> jax.Array:
+    """One layer on `x [B, T, D]` with the weights `w`, plain or from `fuse`.
+
+    `attend(q, k, v) -> [B, T, heads, head_dim]` decides where keys and values are kept.
+    """
+    h = rms_norm(x, w["attn_norm"], config.norm_eps)
+    widths = [
+        heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ]
+    q, k, v = _project(h, w, ("q", "k", "v"), "qkv", widths)
+    if config.qkv_bias:
+        q, k, v = q + w["q_bias"], k + w["k_bias"], v + w["v_bias"]
+    q, k, v = (y.reshape(*y.shape[:-1], -1, config.head_dim) for y in (q, k, v))
+    if config.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], config.norm_eps), rms_norm(k, w["k_norm"], config.norm_eps)
+    out = attend(rotate(q, rope), rotate(k, rope), v)
+    x = x + out.reshape(*x.shape[:-1], -1) @ w["o"]
+    h = rms_norm(x, w["mlp_norm"], config.norm_eps)
+    gate, up = _project(h, w, ("gate", "up"), "gate_up", [config.intermediate_size] * 2)
+    x = x + (jax.nn.silu(gate) * up) @ w["down"]
+    return constrain(x, "batch", None, None)
+
+
+def fuse(w: Params) -> Params:
+    """A layer's weights with the matrices that read the same input side by side: fewer, wider products."""
+    rest = {name: leaf for name, leaf in w.items() if name not in ("q", "k", "v", "gate", "up")}
+    qkv = jnp.concatenate([w["q"], w["k"], w["v"]], axis=-1)
+    return rest | {"qkv": qkv, "gate_up": jnp.concatenate([w["gate"], w["up"]], axis=-1)}
+
+
+def fusable() -> bool:
+    """Whether fused weights make sense: not when `tensor` splits the axis along which they are joined."""
+    mesh = current_mesh()
+    return mesh is None or mesh.shape["tensor"] == 1
+
+
+def _project(
+    h: jax.Array, w: Params, names: Sequence[str], fused: str, widths: Sequence[int]
+) -> Sequence[jax.Array]:
+    if fused not in w:
+        return [h @ w[name] for name in names]
+    return jnp.split(h @ w[fused], np.cumsum(widths)[:-1], axis=-1)
 
 
 def create(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Any, Params]:

@@ -42,15 +42,15 @@ PARAM_AXES: dict[str, tuple[str | None, ...]] = {
     "v_bias": ("layers", "kv_heads"),
     "q_norm": ("layers", None),
     "k_norm": ("layers", None),
+    "qkv": ("layers", "embed", None),
+    "gate_up": ("layers", "embed", None),
     "gate": ("layers", "embed", "mlp"),
     "up": ("layers", "embed", "mlp"),
     "down": ("layers", "mlp", "embed"),
 }
 
 
-def make_mesh(
-    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
-) -> Mesh:
+def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the three axes; one of the sizes may be -1 and takes what is left.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
