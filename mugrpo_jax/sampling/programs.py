@@ -24,6 +24,7 @@ from mugrpo_jax.sampling.requests import MAX_STOPS
 
 # A device loop runs at least this long once started, so that short answers do not drown in host turns.
 _FEWEST_STEPS = 4
+_CACHE_AXES = ("batch", None, "kv_heads")
 
 
 @jax.tree_util.register_dataclass
@@ -112,17 +113,17 @@ def insert(slots: Slots, prompts: Cache, source: jax.Array, target: jax.Array, r
     length = prompts.keys[0].shape[1]
 
     def put(cache: jax.Array, prompt: jax.Array) -> jax.Array:
-        new = cache.at[target, :length].set(prompt[source], mode="drop", unique_indices=True)
-        return constrain(new, "batch", None, "kv_heads", None)
+        return cache.at[target, :length].set(prompt[source], mode="drop", unique_indices=True)
 
-    return Slots(
-        keys=tuple(map(put, slots.keys, prompts.keys)),
-        values=tuple(map(put, slots.values, prompts.values)),
-        rows=_constrain_rows(
-            jax.tree.map(
-                lambda old, new: old.at[target].set(new, mode="drop", unique_indices=True), slots.rows, rows
-            )
-        ),
+    def replace(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[target].set(new, mode="drop", unique_indices=True)
+
+    return _pinned(
+        Slots(
+            keys=tuple(map(put, slots.keys, prompts.keys)),
+            values=tuple(map(put, slots.values, prompts.values)),
+            rows=jax.tree.map(replace, slots.rows, rows),
+        )
     )
 
 
@@ -171,13 +172,13 @@ def decode(
         rows = dataclasses.replace(
             rows, lengths=jnp.where(left > 0, rows.lengths + 1, 0), tokens=token, left=left
         )
-        slots = Slots(cache.keys, cache.values, _constrain_rows(rows))
+        slots = Slots(cache.keys, cache.values, rows)
         tokens = tokens.at[step].set(jnp.where(busy, token, -1))
         return step + 1, slots, tokens, logprobs.at[step].set(logp)
 
     empty = jnp.full((steps, count), -1, jnp.int32), jnp.zeros((steps, count), jnp.float32)
     step, slots, tokens, logprobs = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), slots, *empty))
-    return slots, Emitted(tokens, logprobs, slots.rows.left, step)
+    return _pinned(slots), Emitted(tokens, logprobs, slots.rows.left, step)
 
 
 def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[jax.Array, jax.Array]:
@@ -191,8 +192,10 @@ def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[ja
     return constrain(token, "batch"), constrain(logp, "batch")
 
 
-def _constrain_rows(rows: Rows) -> Rows:
-    return jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), rows)
+def _pinned(slots: Slots) -> Slots:
+    """Slots sharded as they were made: one program's output is the next one's input, compiled for that."""
+    keys, values = jax.tree.map(lambda x: constrain(x, *_CACHE_AXES), (slots.keys, slots.values))
+    return Slots(keys, values, jax.tree.map(lambda x: constrain(x, "batch"), slots.rows))
 
 
 def free_rows(count: int) -> Rows:
@@ -213,9 +216,7 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
     """`Slots` of a plan as shapes with shardings."""
     config = plan.config
     shape = (plan.slots, plan.cache_length, config.num_kv_heads, config.head_dim)
-    cache = jax.ShapeDtypeStruct(
-        shape, plan.dtype, sharding=_named(plan, spec("batch", None, "kv_heads", None))
-    )
+    cache = jax.ShapeDtypeStruct(shape, plan.dtype, sharding=_named(plan, spec(*_CACHE_AXES)))
     layers = (cache,) * config.num_layers
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_named(plan, spec("batch"))),
