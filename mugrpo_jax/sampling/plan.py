@@ -55,6 +55,11 @@ class SamplerPlan:
     memory: int | None
 
     @property
+    def fuse(self) -> bool:
+        """Whether matrices that read the same input are joined: where `tensor` does not split them."""
+        return self.mesh is None or self.mesh.shape["tensor"] == 1
+
+    @property
     def inserts(self) -> int:
         """Slots filled by one call of the insert program."""
         return min(self.slots, _INSERTS)

@@ -87,10 +87,10 @@ class Emitted:
     steps: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
-def sampling_params(params: Any, dtype: Any) -> Any:
+@functools.partial(jax.jit, static_argnames=("dtype", "fuse"))
+def sampling_params(params: Any, *, dtype: Any, fuse: bool) -> Any:
     """A copy of trained parameters in the dtype of sampling and the form that decoding reads."""
-    return decode_params(cast(params, dtype))
+    return decode_params(cast(params, dtype), fuse=fuse)
 
 
 @functools.partial(jax.jit, static_argnames="graphdef")
@@ -241,7 +241,7 @@ def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
 def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
     """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
     graphdef, params = abstract(plan.config, dtype=plan.dtype)
-    weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype), params)
+    weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
     if plan.mesh is not None:
         weights = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

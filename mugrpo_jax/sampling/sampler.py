@@ -92,7 +92,7 @@ class Sampler:
         self.plan = plan
         self.stats = Stats(plan.slots)
         self._graphdef = graphdef
-        weights = sampling_params(params, plan.dtype)
+        weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
         self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
         shapes = abstract_slots(plan)
         self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
