@@ -18,21 +18,18 @@ FLOPs at 800 TFLOP/s, what an H200 was measured to do.
 """
 
 import argparse
-import collections
 import dataclasses
 import functools
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import profiling
 
 from mugrpo_jax.models import ModelConfig, cache_bytes, cast, create, token_logprobs
 from mugrpo_jax.models.config import to_hf
@@ -361,43 +358,14 @@ def ablate(case: Case, slots: int) -> None:
 
 def profile(case: Case, model: Any, slots: int) -> None:
     """Device time by kernel over one short run, after a warm-up."""
-    plan = plan_for(case, slots, case.response)
-    lengths = np.full(slots, min(128, case.response))
     graphdef, params = model
-    with Sampler(graphdef, params, plan) as sampler, tempfile.TemporaryDirectory() as folder:
-        list(sampler.run(requests_for(case, lengths)))
-        with jax.profiler.trace(folder):
-            list(sampler.run(requests_for(case, lengths)))
-        [file] = Path(folder).rglob("*.xplane.pb")
-        totals: dict[str, float] = collections.defaultdict(float)
-        for name, nanoseconds in device_events(file):
-            totals[name.split(".")[0].rstrip("_0123456789")] += nanoseconds
-    steps = sampler.stats.steps
-    for name, nanoseconds in sorted(totals.items(), key=lambda item: -item[1])[:25]:
-        say(
-            what="profile",
-            model=case.name,
-            slots=slots,
-            kernel=name[:100],
-            ms_a_step=nanoseconds / 1e6 / steps,
-        )
-    say(
-        what="profile",
-        model=case.name,
-        slots=slots,
-        kernel="all",
-        ms_a_step=sum(totals.values()) / 1e6 / steps,
-    )
-
-
-def device_events(file: Path) -> Iterator[tuple[str, float]]:
-    """Name and nanoseconds of everything the device ran; on CPU, of everything XLA's threads ran."""
-    planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-    devices = [plane for plane in planes if plane.name.startswith("/device:GPU")]
-    for plane in devices or planes:
-        for line in plane.lines:
-            if not devices or line.name.startswith("Stream"):
-                yield from ((event.name, event.duration_ns) for event in line.events)
+    requests = requests_for(case, np.full(slots, min(128, case.response)))
+    with Sampler(graphdef, params, plan_for(case, slots, case.response)) as sampler:
+        list(sampler.run(requests))
+        for row in profiling.summary(lambda: list(sampler.run(requests)), most=30):
+            say(
+                what="profile", model=case.name, slots=slots, **row, ms_a_step=row["ms"] / sampler.stats.steps
+            )
 
 
 def measure_torch(case: Case) -> None:

@@ -200,6 +200,14 @@ def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
     assert lengths.sum() / (waves.max(1) * 32).sum() < 0.6
 
 
+def test_the_next_loop_is_under_way_when_responses_are_handed_out(sampler, monkeypatch):
+    launched, decode = [], sampler._decode
+    monkeypatch.setattr(sampler, "_decode", lambda *a, **k: launched.append(1) or decode(*a, **k))
+    run = sampler.run([Request([5, 6], request_seeds(i, samples=4), 9, index=i) for i in range(5)])
+    ahead = [len(launched) - sampler.stats.loops for _ in run]
+    assert ahead == [1] * 16 + [0] * 4  # after the last loop nothing is left to launch
+
+
 @pytest.fixture
 def compilations():
     """What is compiled during a test."""
