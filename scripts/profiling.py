@@ -36,7 +36,7 @@ def kernel_times(run: Callable[[], Any]) -> dict[str, float]:
     return dict(total.most_common())
 
 
-def summary(run: Callable[[], Any], most: int = 20) -> list[dict[str, Any]]:
+def summary(run: Callable[[], Any], most: int = 30) -> list[dict[str, Any]]:
     """The kernels that take longest, with their share of all device time."""
     times = kernel_times(run)
     whole = sum(times.values())

@@ -22,7 +22,7 @@ from flax import nnx
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
 from mugrpo_jax.models.rope import rotate, rotation
-from mugrpo_jax.models.sharding import constrain, current_mesh
+from mugrpo_jax.models.sharding import constrain
 
 Params = dict[str, Any]
 Remat = Literal["none", "dots", "full"]
@@ -91,7 +91,6 @@ class Decoder(nnx.Module):
         rope = rotation(self.config, positions)
 
         def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-            weights = fuse(weights) if fusable() else weights
             attend = functools.partial(attention, backend=backend)
             return apply_layer(self.config, weights, x, rope, attend), None
 
@@ -150,16 +149,14 @@ def apply_layer(
 
 
 def fuse(w: Params) -> Params:
-    """A layer's weights with the matrices that read the same input side by side: fewer, wider products."""
+    """A layer's weights with the matrices that read the same input side by side: fewer, wider products.
+
+    For decoding only. In training the gradients of the parts would have to be copied together again, which
+    costs what the wider products gain. With a `tensor` axis the parts cannot be joined.
+    """
     rest = {name: leaf for name, leaf in w.items() if name not in ("q", "k", "v", "gate", "up")}
     qkv = jnp.concatenate([w["q"], w["k"], w["v"]], axis=-1)
     return rest | {"qkv": qkv, "gate_up": jnp.concatenate([w["gate"], w["up"]], axis=-1)}
-
-
-def fusable() -> bool:
-    """Whether fused weights make sense: not when `tensor` splits the axis along which they are joined."""
-    mesh = current_mesh()
-    return mesh is None or mesh.shape["tensor"] == 1
 
 
 def _project(
@@ -195,8 +192,10 @@ def cast(params: Params, dtype: Any) -> Params:
 
 def unstack(stacked: Params) -> list[Params]:
     """The stacked layers as a list of single-layer trees."""
-    depth = jax.tree.leaves(stacked)[0].shape[0]
-    return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(depth)]  # noqa: B023
+    # One split, not one slice a layer: its gradient is one concatenation, not a sum of padded arrays.
+    leaves, tree = jax.tree.flatten(stacked)
+    parts = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
+    return [jax.tree.unflatten(tree, layer) for layer in zip(*parts)]
 
 
 def hidden_states(graphdef: Any, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax.models.decoder import Params
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
-CHUNK = 2048
+CHUNK_LOGITS = 1 << 28  # float32 logits that exist at one time unless a chunk is given: 1 GiB
 
 
 def token_logprobs(
@@ -32,7 +32,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Log-prob of every token given those before it.
@@ -43,7 +43,7 @@ def token_logprobs(
       tokens: right-padded rows `[B, T]`.
       temperature: divides the logits, as it did when the tokens were sampled.
       entropy: also return the entropy of the distribution each token was drawn from.
-      chunk: how many positions have logits at one time.
+      chunk: how many positions have logits at one time; None takes what `CHUNK_LOGITS` allows.
       **options: handed to `hidden` (`remat`, `scan`, `backend`).
 
     Returns:
@@ -65,7 +65,7 @@ def logprobs_from_hidden(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Log-prob of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`, and its entropy if asked.
 
@@ -74,6 +74,7 @@ def logprobs_from_hidden(
     >>> print(logp.round(4), ent.round(4))
     [[-1.6094 -1.6094]] [[1.6094 1.6094]]
     """
+    chunk = chunk or max(CHUNK_LOGITS // head.shape[0], 1)
     logp, ent = _logprobs(hidden, head, targets, float(temperature), entropy, chunk)
     return logp, ent if entropy else None
 

@@ -31,6 +31,8 @@ def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotate the two halves of each head of `x [B, T, heads, head_dim]`, in float32."""
     cos, sin = rotation
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    # Exchanging the halves as a reversal keeps the whole rotation in one elementwise kernel.
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    signed = jnp.stack([-sin, sin], axis=-2)
+    rotated = halves * cos[..., None, :] + halves[..., ::-1, :] * signed
+    return rotated.reshape(x.shape).astype(x.dtype)
