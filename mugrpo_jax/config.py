@@ -51,7 +51,9 @@ class Model:
     )
     sampling_dtype: Literal["float32", "bfloat16"] = key("bfloat16", "dtype of weights and cache in sampling")
     remat: Literal["none", "dots", "full"] = key("dots", "what is recomputed in the backward pass")
-    scan_layers: bool = key(True, "scan over layers (small programs) or unroll them (faster for small models)")
+    scan_layers: bool = key(
+        True, "scan over layers (small programs) or unroll them (faster for small models)"
+    )
     attention: Literal["auto", "xla", "cudnn", "splash"] = key("auto", "attention back end")
 
 
@@ -61,7 +63,9 @@ class TaskConfig:
 
     name: str = key("arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source")
     options: dict[str, Any] = key({}, "options of that task, by name")
-    reward: str | None = key(None, "reward function: math, exact, or your own module:function; None: the task's")
+    reward: str | None = key(
+        None, "reward function: math, exact, or your own module:function; None: the task's"
+    )
     scorers: int = key(0, "scoring processes; 0 scores in this process (only for rewards that cannot hang)")
     deadline: float = key(5.0, "seconds after which scoring one answer is given up and counted")
 
@@ -159,7 +163,9 @@ class RunConfig:
     evaluation: Evaluation = key(Evaluation(), "held-out accuracy")
     checkpoints: Checkpoints = key(Checkpoints(), "what is kept")
     mesh: MeshShape = key(MeshShape(), "devices")
-    track_drift: bool = key(True, "record parameter drift and gradient cosine (two more copies of the weights)")
+    track_drift: bool = key(
+        True, "record parameter drift and gradient cosine (two more copies of the weights)"
+    )
 
     def __post_init__(self) -> None:
         batch = self.batch
@@ -197,7 +203,12 @@ class RunConfig:
     def rollout_fingerprint(self) -> str:
         """Twelve hex digits that name what decides a rollout, given the policy's weights."""
         group = self.batch.responses_per_prompt
-        parts = {"seed": self.seed, "task": to_dict(self.task), "group": group, "sampling": to_dict(self.sampling)}
+        parts = {
+            "seed": self.seed,
+            "task": to_dict(self.task),
+            "group": group,
+            "sampling": to_dict(self.sampling),
+        }
         return _digest(parts | {"dtype": self.model.sampling_dtype})
 
     def fingerprint(self) -> str:

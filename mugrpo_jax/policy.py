@@ -40,7 +40,9 @@ class Policy:
         """Tokens of a problem's prompt; one that is too long is refused by its id."""
         prompt = problem.prompt
         tokens = (
-            self.tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else self.tokenizer.chat(prompt)
+            self.tokenizer.encode(prompt, start=True)
+            if isinstance(prompt, str)
+            else self.tokenizer.chat(prompt)
         )
         limit = self.config.sampling.max_prompt_tokens
         if len(tokens) > limit:

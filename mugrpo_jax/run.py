@@ -16,7 +16,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop and did
+class Stopped(Exception):
     """The run was asked to stop (SIGTERM or Ctrl-C) and everything is on disk."""
 
 

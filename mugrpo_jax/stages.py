@@ -31,7 +31,7 @@ from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.rollouts import Group, Rollout, Stage, UpdateStream, open_stage, plan_buckets
-from mugrpo_jax.run import RunFolder, StopRequest, Stopped
+from mugrpo_jax.run import RunFolder, Stopped, StopRequest
 from mugrpo_jax.sampling import Request, Response, Sampler, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
 from mugrpo_jax.tasks.scoring import Scorer, make_scorer
@@ -168,11 +168,11 @@ class Job:
         )
         if stage.manifest() is None:
             if cursor.update:
-                raise ConfigError(f"{stage.folder}: the rollouts of the stage under way are gone; restore them")
+                raise ConfigError(
+                    f"{stage.folder}: the rollouts of the stage under way are gone; restore them"
+                )
             started = time.monotonic()
-            mine = [
-                s for s in stage.missing_shards() if s % jax.process_count() == jax.process_index()
-            ]
+            mine = [s for s in stage.missing_shards() if s % jax.process_count() == jax.process_index()]
             figures = self._generate_shards(state.params, stage, stage_index, mine) if mine else {}
             _barrier(f"stage-{stage_index}")
             if jax.process_index() == 0:
@@ -226,7 +226,7 @@ class Job:
         )
 
     def _problem(self, stage_index: int, index: int) -> Problem:
-        """The training set in a new random order on every pass; stages continue where the last one stopped."""
+        """The training set in a new order on every pass; stages continue where the last one stopped."""
         train = self.task.train
         passes, place = divmod(stage_index * self.config.prompts_per_stage + index, len(train))
         return train[int(_order(self.config.seed, passes, len(train))[place])]
@@ -301,8 +301,8 @@ class Job:
         self.run.journal.write(record)
         if found["skipped"] > self.config.optimizer.max_skipped:
             raise ConfigError(
-                f"update {cursor.updates}: {found['skipped']:.0f} updates had a non-finite gradient, more than "
-                "optimizer.max_skipped; lower optimizer.learning_rate or resume from an earlier checkpoint"
+                f"update {cursor.updates}: {found['skipped']:.0f} updates had a non-finite gradient, more "
+                "than optimizer.max_skipped; lower optimizer.learning_rate or resume from an earlier checkpoint"
             )
         return record
 
@@ -404,15 +404,19 @@ class Job:
             for i, problem in enumerate(problems)
         ]
         scores = np.zeros((len(problems), wanted.samples))
-        with self.policy.sampler(state.params) as sampler, self._scorer() as scorer:
-            with _bar(scores.size, f"evaluate after {cursor.updates} updates", "resp") as bar:
-                waiting = []
-                for response in sampler.run(requests):
-                    text = self.policy.tokenizer.decode(response.tokens)
-                    waiting.append((response, scorer.submit(text, problems[response.index])))
-                    bar.update()
-                for response, score in waiting:
-                    scores[response.index, response.sample] = score.result().value
+        title = f"evaluate after {cursor.updates} updates"
+        with (
+            self.policy.sampler(state.params) as sampler,
+            self._scorer() as scorer,
+            _bar(scores.size, title, "resp") as bar,
+        ):
+            waiting = []
+            for response in sampler.run(requests):
+                text = self.policy.tokenizer.decode(response.tokens)
+                waiting.append((response, scorer.submit(text, problems[response.index])))
+                bar.update()
+            for response, score in waiting:
+                scores[response.index, response.sample] = score.result().value
         accuracy = float(scores.mean())
         journal.write(
             {
@@ -501,7 +505,7 @@ def _bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
     bar = tqdm(
         total=total, desc=title, unit=unit, initial=initial, disable=jax.process_index() > 0, mininterval=0.5
     )
-    bar.started = time.monotonic()  # type: ignore[attr-defined]
+    bar.started = time.monotonic()
     return bar
 
 
@@ -513,6 +517,3 @@ def _barrier(name: str) -> None:
 def _say(text: str) -> None:
     if jax.process_index() == 0:
         tqdm.write(text)
-
-
-

@@ -38,7 +38,7 @@ def attention(
     """
     backend = resolve(backend, q.dtype, decode=lengths is not None)
     if lengths is not None:
-        kind = "cudnn" if backend == "cudnn" else "xla"
+        kind: Literal["cudnn", "xla"] = "cudnn" if backend == "cudnn" else "xla"
         return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation=kind)
     if backend == "splash":
         return _splash(q, k, v)

@@ -7,7 +7,7 @@ update, so the gradient is the one of a single padded batch.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -54,15 +54,15 @@ def plan_buckets(longest: int, tokens: int, rows_multiple: int = 1, *, unit: int
     >>> plan_buckets(700, 4096).lengths
     (128, 256, 384, 512, 768)
     """
-    lengths, step = [], 1
+    lengths: list[int] = []
+    step = 1
     while not lengths or lengths[-1] < longest:
         lengths.append(unit * step)
         step = step + 1 if step < 4 else step * 3 // 2 if (step & (step - 1)) == 0 else step * 4 // 3
     return Buckets(tuple(lengths), tokens, rows_multiple)
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One response with its prompt, as it enters a micro-batch."""
 
     prompt: np.ndarray
@@ -70,7 +70,9 @@ class Row:
     behavior_logp: np.ndarray
     advantage: float
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
         return len(self.prompt) + len(self.response)
 
 
@@ -116,17 +118,17 @@ def make_update(
             "response_tokens": float(tokens),
             "response_length": tokens / len(rows),
             "truncated": float(np.mean([rollout.finish == "length" for _, rollout in rollouts])),
-            "padding": 1 - sum(len(row) for row in rows) / padded,
+            "padding": 1 - sum(row.length for row in rows) / padded,
         },
     )
 
 
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
-    """Rows, longest first, cut into micro-batches of the buckets' shapes; only the last can have empty rows."""
-    rest = sorted(rows, key=len, reverse=True)
+    """Rows, longest first, in micro-batches of the buckets' shapes; only the last can have empty rows."""
+    rest = sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
-        length = buckets.fit(len(rest[0]))
+        length = buckets.fit(rest[0].length)
         count = buckets.rows(length)
         micro_batches.append(_micro_batch(rest[:count], count, length))
         rest = rest[count:]
@@ -141,7 +143,7 @@ def _micro_batch(rows: Sequence[Row], count: int, length: int) -> MicroBatch:
         "advantages": np.zeros(count, np.float32),
     }
     for i, row in enumerate(rows):
-        start, end = len(row.prompt), len(row)
+        start, end = len(row.prompt), row.length
         batch["tokens"][i, :start] = row.prompt
         batch["tokens"][i, start:end] = row.response
         batch["mask"][i, start:end] = 1
@@ -157,7 +159,14 @@ class UpdateStream:
     """
 
     def __init__(
-        self, stage: Stage, *, seed: int, stage_index: int, epochs: int, prompts_per_update: int, **arrange: Any
+        self,
+        stage: Stage,
+        *,
+        seed: int,
+        stage_index: int,
+        epochs: int,
+        prompts_per_update: int,
+        **arrange: Any,
     ) -> None:
         source = grain.sources.ArrayRecordDataSource([str(stage.path(i)) for i in range(stage.shards)])
         per_epoch = len(source) // prompts_per_update
@@ -174,7 +183,9 @@ class UpdateStream:
             .batch(prompts_per_update, drop_remainder=True, batch_fn=list)
             .map(lambda groups: make_update(groups, **arrange))
         )
-        self._iterator = iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+        self._iterator = iter(
+            dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
+        )
 
     def __iter__(self) -> Iterator[Update]:
         return self

@@ -129,7 +129,9 @@ def open_stage(folder: Path) -> Stage:
     for shard, checksum in enumerate(manifest["sha256"]):
         shard_path = stage.path(shard)
         if not shard_path.exists():
-            raise RolloutError(f"{shard_path}: missing, though {path.name} lists it; restore it from a backup")
+            raise RolloutError(
+                f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
+            )
         if _checksum(shard_path) != checksum:
             raise RolloutError(
                 f"{shard_path}: its checksum differs from {path.name}; the file is damaged, restore it, "

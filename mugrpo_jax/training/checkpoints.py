@@ -75,9 +75,7 @@ class CheckpointStore:
         step = self._manager.latest_step() if step is None else step
         found = self._manager.restore(
             step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()
-            ),
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()),
         )
         return found["state"], Cursor(**found["cursor"])
 

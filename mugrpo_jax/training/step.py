@@ -59,7 +59,9 @@ class UpdateStep:
             out_shardings=(shardings.params, shardings.params),
         )
         self.accumulate = jax.jit(
-            functools.partial(_accumulate, loss), donate_argnums=(1, 2), out_shardings=(shardings.params, None)
+            functools.partial(_accumulate, loss),
+            donate_argnums=(1, 2),
+            out_shardings=(shardings.params, None),
         )
         self.apply = jax.jit(
             functools.partial(_apply, optimizer), donate_argnums=0, out_shardings=(shardings, None)
@@ -139,7 +141,7 @@ def _accumulate(
 
 
 def _prepare(dtype: Any, params: Any) -> tuple[Any, Any]:
-    """Weights for the passes (cast while still sharded, so that half as much is gathered) and a zero gradient."""
+    """Weights for the passes (cast before they are gathered, which halves the traffic) and a zero gradient."""
     return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
 
