@@ -18,30 +18,41 @@ import yaml
 from mugrpo_jax.objectives import ObjectiveConfig
 
 
-def key(default: Any, meaning: str) -> Any:
-    """A config field with its default and its meaning."""
+def key(default: Any, meaning: str, *, least: float | None = None) -> Any:
+    """A config field with its default, its meaning and the least value it may have."""
+    metadata = {"meaning": meaning, "least": least}
     if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
-        return dataclasses.field(default_factory=lambda: default, metadata={"meaning": meaning})
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
+        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be run, with the key and what to do."""
 
 
+class Section:
+    """Part of a config: its numbers are checked when it is built."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            least, value = field.metadata.get("least"), getattr(self, field.name)
+            if least is not None and value is not None and value < least:
+                raise ConfigError(f"{field.name}: must be at least {least}, got {value}")
+
+
 @dataclasses.dataclass(frozen=True)
-class TinyModel:
+class TinyModel(Section):
     """Shape of the embedded model, trained from scratch."""
 
-    hidden_size: int = key(128, "model width")
-    num_layers: int = key(4, "number of layers")
-    num_heads: int = key(4, "attention heads")
-    num_kv_heads: int = key(4, "key-value heads")
-    intermediate_size: int = key(384, "MLP width")
+    hidden_size: int = key(128, "model width", least=1)
+    num_layers: int = key(4, "number of layers", least=1)
+    num_heads: int = key(4, "attention heads", least=1)
+    num_kv_heads: int = key(4, "key-value heads", least=1)
+    intermediate_size: int = key(384, "MLP width", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(Section):
     """Which policy is trained and how it is computed."""
 
     source: str = key("tiny", "`tiny`, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m")
@@ -58,7 +69,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Section):
     """Where prompts come from and how answers are scored."""
 
     name: str = key("arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source")
@@ -66,80 +77,98 @@ class TaskConfig:
     reward: str | None = key(
         None, "reward function: math, exact, or your own module:function; None: the task's"
     )
-    scorers: int = key(0, "scoring processes; 0 scores in this process (only for rewards that cannot hang)")
-    deadline: float = key(5.0, "seconds after which scoring one answer is given up and counted")
+    scorers: int | None = key(
+        None,
+        "scoring processes; 0 scores in this process, without a deadline; None: 0 for the cheap built-in "
+        "rewards and one a core for others",
+        least=0,
+    )
+    deadline: float = key(5.0, "seconds after which scoring one answer is given up and counted", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(Section):
     """How rollouts are drawn. Raw by default: temperature 1, no truncation."""
 
     temperature: float = key(1.0, "divides the logits; training applies the same")
-    max_prompt_tokens: int = key(1536, "longest prompt; a longer one is refused with its index")
-    max_response_tokens: int = key(2560, "longest response; what is cut there finishes by `length`")
-    slots: int | None = key(None, "sequences decoded at once; None plans them from device memory")
-    prompts_per_shard: int = key(64, "prompts in one file of rollouts, the unit that survives a kill")
+    max_prompt_tokens: int = key(1536, "longest prompt; a longer one is refused with its index", least=1)
+    max_response_tokens: int = key(2560, "longest response; what is cut there finishes by `length`", least=1)
+    slots: int | None = key(None, "sequences decoded at once; None plans them from device memory", least=1)
+    prompts_per_shard: int = key(
+        64, "prompts in one file of rollouts, the unit that survives a kill", least=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(Section):
     """The four batch sizes, and how often a stage's data is used."""
 
-    prompts_per_update: int = key(64, "prompts in one optimizer update")
-    responses_per_prompt: int = key(8, "responses sampled for each prompt, the group of the advantage")
-    updates_per_stage: int = key(1024, "µ: updates between two generations")
-    stages: int = key(4, "generations in the run")
-    epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all")
-    tokens_per_micro_batch: int = key(32768, "padded tokens in one forward-backward pass, over all devices")
-    length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators")
+    prompts_per_update: int = key(64, "prompts in one optimizer update", least=1)
+    responses_per_prompt: int = key(
+        8, "responses sampled for each prompt, the group of the advantage", least=2
+    )
+    updates_per_stage: int = key(1024, "µ: updates between two generations", least=1)
+    stages: int = key(4, "generations in the run", least=1)
+    epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all", least=1)
+    tokens_per_micro_batch: int = key(
+        32768, "padded tokens in one forward-backward pass, over all devices", least=1
+    )
+    length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Section):
     """AdamW."""
 
-    learning_rate: float = key(1e-6, "peak learning rate")
+    learning_rate: float = key(1e-6, "peak learning rate", least=0)
     schedule: Literal["constant", "cosine", "linear"] = key("constant", "shape after warm-up")
-    warmup_updates: int = key(0, "updates of linear warm-up")
-    beta1: float = key(0.9, "decay of the first moment")
-    beta2: float = key(0.999, "decay of the second moment")
-    eps: float = key(1e-8, "added to the root of the second moment")
-    weight_decay: float = key(0.01, "decoupled decay of matrices (norms and biases are exempt)")
-    grad_clip: float = key(1.0, "largest global gradient norm; 0 turns clipping off")
-    max_skipped: int = key(20, "non-finite updates, which are skipped, after which the run stops")
+    warmup_updates: int = key(0, "updates of linear warm-up", least=0)
+    beta1: float = key(0.9, "decay of the first moment", least=0)
+    beta2: float = key(0.999, "decay of the second moment", least=0)
+    eps: float = key(1e-8, "added to the root of the second moment", least=0)
+    weight_decay: float = key(0.01, "decoupled decay of matrices (norms and biases are exempt)", least=0)
+    grad_clip: float = key(1.0, "largest global gradient norm; 0 turns clipping off", least=0)
+    max_skipped: int = key(20, "non-finite updates, which are skipped, after which the run stops", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Section):
     """Supervised training on worked solutions before the first stage."""
 
-    updates: int = key(0, "updates; 0 skips the warm start")
-    rows_per_update: int = key(128, "solutions in one update")
-    problems: int | None = key(None, "how many training problems to take the solutions from; None: all")
-    learning_rate: float = key(1e-3, "peak learning rate, cosine to zero")
+    updates: int = key(0, "updates; 0 skips the warm start", least=0)
+    rows_per_update: int = key(128, "solutions in one update", least=1)
+    problems: int | None = key(
+        None, "how many training problems to take the solutions from; None: all", least=1
+    )
+    learning_rate: float = key(1e-3, "peak learning rate, cosine to zero", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Section):
     """Held-out accuracy before the first stage and after each."""
 
-    problems: int = key(256, "held-out problems; 0 turns evaluation off")
-    samples: int = key(1, "responses per problem")
-    temperature: float = key(1.0, "sampling temperature; 0 is greedy")
+    problems: int = key(256, "held-out problems; 0 turns evaluation off", least=0)
+    samples: int = key(1, "responses per problem", least=1)
+    temperature: float = key(1.0, "sampling temperature; 0 is greedy", least=0)
     top_p: float = key(1.0, "nucleus truncation")
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(Section):
     """What is kept on disk."""
 
-    every: int = key(64, "updates between checkpoints inside a stage; each stage ends with one anyway")
-    keep_last: int = key(2, "newest checkpoints kept")
-    keep_best: int = key(1, "checkpoints kept by held-out accuracy")
+    every: int = key(
+        64, "updates between checkpoints inside a stage; each stage ends with one anyway", least=1
+    )
+    keep_last: int = key(2, "newest checkpoints kept", least=1)
+    keep_best: int = key(1, "checkpoints kept by held-out accuracy", least=0)
+    keep_stage_starts: bool = key(
+        False, "keep the checkpoint before every stage too, so that any stage can be replayed"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshShape:
+class MeshShape(Section):
     """Devices along each axis; -1 takes what is left."""
 
     data: int = key(1, "copies of the model")
@@ -148,10 +177,18 @@ class MeshShape:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class Replay(Section):
+    """A stage of another run, optimised again instead of generating."""
+
+    run: str | None = key(None, "folder of the run whose rollouts are used; None: this run generates its own")
+    stage: int = key(0, "which of its stages", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Section):
     """Everything that defines a run."""
 
-    seed: int = key(0, "every random choice derives from it")
+    seed: int = key(0, "every random choice derives from it", least=0)
     model: Model = key(Model(), "the policy")
     task: TaskConfig = key(TaskConfig(), "prompts and rewards")
     sampling: Sampling = key(Sampling(), "rollouts")
@@ -163,17 +200,14 @@ class RunConfig:
     evaluation: Evaluation = key(Evaluation(), "held-out accuracy")
     checkpoints: Checkpoints = key(Checkpoints(), "what is kept")
     mesh: MeshShape = key(MeshShape(), "devices")
+    replay: Replay = key(Replay(), "optimise rollouts of another run")
     track_drift: bool = key(
         True, "record parameter drift and gradient cosine (two more copies of the weights)"
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         batch = self.batch
-        for name in ("prompts_per_update", "responses_per_prompt", "updates_per_stage", "stages"):
-            if getattr(batch, name) < 1:
-                raise ConfigError(f"batch.{name}: must be at least 1, got {getattr(batch, name)}")
-        if batch.responses_per_prompt < 2:
-            raise ConfigError("batch.responses_per_prompt: a group needs at least 2 responses, got 1")
         if batch.updates_per_stage % batch.epochs_per_stage:
             raise ConfigError(
                 f"batch.epochs_per_stage: {batch.epochs_per_stage} does not divide "
@@ -189,6 +223,16 @@ class RunConfig:
             raise ConfigError(
                 f"sampling.temperature: must be positive for training, got {self.sampling.temperature}"
             )
+        if self.model.tiny.hidden_size % (2 * self.model.tiny.num_heads):
+            raise ConfigError(
+                f"model.tiny.num_heads: twice {self.model.tiny.num_heads} must divide "
+                f"model.tiny.hidden_size={self.model.tiny.hidden_size}"
+            )
+        if self.replay.stage >= batch.stages:
+            raise ConfigError(
+                f"replay.stage: {self.replay.stage} is not one of the {batch.stages} stages (batch.stages), "
+                "which are counted from 0"
+            )
 
     @property
     def prompts_per_stage(self) -> int:
@@ -199,6 +243,12 @@ class RunConfig:
     def total_updates(self) -> int:
         """Updates in the whole run."""
         return self.batch.updates_per_stage * self.batch.stages
+
+    @property
+    def stages(self) -> range:
+        """The stages this run goes through: all of them, or the one it replays."""
+        replayed = range(self.replay.stage, self.replay.stage + 1)
+        return range(self.batch.stages) if self.replay.run is None else replayed
 
     def rollout_fingerprint(self) -> str:
         """Twelve hex digits that name what decides a rollout, given the policy's weights."""
@@ -222,9 +272,11 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     source = "defaults" if path is None else str(path)
     if path is not None:
         try:
-            loaded = yaml.safe_load(Path(path).read_text())
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such config file") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
@@ -249,7 +301,7 @@ def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> A
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError(f"{source}: {prefix}{error}") from None
     except ValueError as error:
         raise ConfigError(f"{source}: {prefix.rstrip('.') or 'config'}: {error}") from None
 
@@ -289,7 +341,10 @@ def _override(raw: dict[str, Any], override: str) -> None:
         raw = raw.setdefault(parent, {})
         if not isinstance(raw, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    raw[last] = yaml.safe_load(text)
+    try:
+        raw[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: {text!r} is not valid YAML") from None
 
 
 def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
