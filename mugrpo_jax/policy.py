@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax import tasks
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import ModelConfig, make_mesh
-from mugrpo_jax.models.loading import LoadedModel, load_model, tiny_model
+from mugrpo_jax.models.loading import (
+    LoadedModel,
+    load_model,
+    model_shape,
+    model_tokenizer,
+    tiny_model,
+    tiny_shape,
+)
 from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, plan_sampler
@@ -67,26 +74,11 @@ class Policy:
 
     def buckets(self) -> Buckets:
         """Micro-batch shapes of the update step."""
-        sampling, batch = self.config.sampling, self.config.batch
-        return plan_buckets(
-            sampling.max_prompt_tokens + sampling.max_response_tokens,
-            batch.tokens_per_micro_batch,
-            self.mesh.shape["data"] * self.mesh.shape["fsdp"],
-            unit=batch.length_multiple,
-        )
+        return update_buckets(self.config, self.mesh)
 
     def sampler_plan(self) -> SamplerPlan:
         """Sizes of the sampler on this host's devices."""
-        sampling = self.config.sampling
-        local = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
-        return plan_sampler(
-            self.model,
-            max_prompt=sampling.max_prompt_tokens,
-            max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
-            slots=sampling.slots,
-            mesh=None if len(local) == 1 else make_mesh(data=len(local), devices=local),
-            dtype=jnp.dtype(self.config.model.sampling_dtype),
-        )
+        return sampler_plan(self.config, self.model, self.mesh)
 
     def sampler(self, params: Any) -> Sampler:
         """A sampler with these weights; close it before the updates start."""
@@ -97,9 +89,54 @@ class Policy:
         return Sampler(self.graphdef, params, self.sampler_plan())
 
 
+def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
+    """Micro-batch shapes of the update step."""
+    sampling, batch = config.sampling, config.batch
+    return plan_buckets(
+        sampling.max_prompt_tokens + sampling.max_response_tokens,
+        batch.tokens_per_micro_batch,
+        mesh.shape["data"] * mesh.shape["fsdp"],
+        unit=batch.length_multiple,
+    )
+
+
+def sampler_plan(
+    config: RunConfig, model: ModelConfig, mesh: Mesh, *, memory: int | None = None
+) -> SamplerPlan:
+    """Sizes of the sampler on this host's devices; `memory` is what is free on each, None asks."""
+    sampling = config.sampling
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return plan_sampler(
+        model,
+        max_prompt=sampling.max_prompt_tokens,
+        max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
+        slots=sampling.slots,
+        mesh=None if len(local) == 1 else make_mesh(data=len(local), devices=local),
+        dtype=jnp.dtype(config.model.sampling_dtype),
+        memory=memory,
+    )
+
+
+def run_mesh(config: RunConfig) -> Mesh:
+    """All devices of the run in the config's shape."""
+    return make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+
+
+def policy_shape(config: RunConfig) -> ModelConfig:
+    """The shape of the run's model; no weight is read."""
+    if config.model.source != "tiny":
+        return model_shape(config.model.source)
+    return tiny_shape(_tiny_tokenizer(), **_tiny(config))
+
+
+def policy_tokenizer(config: RunConfig) -> Tokenizer:
+    """The run's tokenizer; no weight is read."""
+    return _tiny_tokenizer() if config.model.source == "tiny" else model_tokenizer(config.model.source)
+
+
 def load_policy(config: RunConfig) -> tuple[Policy, Any]:
     """The policy and its initial float32 weights, sharded over the mesh."""
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    mesh = run_mesh(config)
     loaded = _load(config, mesh)
     return Policy(config, loaded.config, loaded.graphdef, loaded.tokenizer, mesh), loaded.params
 
@@ -107,15 +144,13 @@ def load_policy(config: RunConfig) -> tuple[Policy, Any]:
 def _load(config: RunConfig, mesh: Mesh) -> LoadedModel:
     if config.model.source != "tiny":
         return load_model(config.model.source, dtype=jnp.float32, mesh=mesh, seed=config.seed)
+    return tiny_model(_tiny_tokenizer(), mesh=mesh, seed=config.seed, **_tiny(config))
+
+
+def _tiny_tokenizer() -> CharTokenizer:
+    return CharTokenizer(tasks.ARITHMETIC_ALPHABET)
+
+
+def _tiny(config: RunConfig) -> dict[str, int]:
     tiny = config.model.tiny
-    return tiny_model(
-        CharTokenizer(tasks.ARITHMETIC_ALPHABET),
-        mesh=mesh,
-        seed=config.seed,
-        hidden_size=tiny.hidden_size,
-        num_layers=tiny.num_layers,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.hidden_size // tiny.num_heads,
-        intermediate_size=tiny.intermediate_size,
-    )
+    return dataclasses.asdict(tiny) | {"head_dim": tiny.hidden_size // tiny.num_heads}

@@ -54,26 +54,47 @@ def load_model(
     """
     if name == "tiny":
         return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
-    path = smollm2_path() if name == "smollm2-135m" else Path(name)
+    path = _find(name)
     tokenizer: Tokenizer
     if path.suffix == ".gguf":
         file = GGUFFile(path)
         config, tokenizer, load = file.config, file.tokenizer(), file.load
-    elif path.is_dir():
+    else:
         config, tokenizer, load = (
             configs.read_hf(path),
             load_tokenizer(path),
             functools.partial(hf.load, path),
         )
-    else:
-        known = "a Hugging Face folder, a .gguf file, smollm2-135m, tiny"
-        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
         )
     graphdef, params = load(dtype=dtype, mesh=mesh)
     return LoadedModel(config, graphdef, params, tokenizer, path if path.is_dir() else None)
+
+
+def model_shape(name: str | Path) -> ModelConfig:
+    """The shape of the model that `load_model` would load; no weight is read."""
+    if name == "tiny":
+        return tiny_shape(CharTokenizer(ASCII))
+    path = _find(name)
+    return GGUFFile(path).config if path.suffix == ".gguf" else configs.read_hf(path)
+
+
+def model_tokenizer(name: str | Path) -> Tokenizer:
+    """The tokenizer of the model that `load_model` would load; no weight is read."""
+    if name == "tiny":
+        return CharTokenizer(ASCII)
+    path = _find(name)
+    return GGUFFile(path).tokenizer() if path.suffix == ".gguf" else load_tokenizer(path)
+
+
+def _find(name: str | Path) -> Path:
+    path = smollm2_path() if name == "smollm2-135m" else Path(name)
+    if path.suffix != ".gguf" and not path.is_dir():
+        known = "a Hugging Face folder, a .gguf file, smollm2-135m, tiny"
+        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
+    return path
 
 
 def tiny_model(
@@ -85,6 +106,16 @@ def tiny_model(
     **shape: Any,
 ) -> LoadedModel:
     """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
+    config = tiny_shape(tokenizer, **shape)
+    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
+    if mesh is not None:
+        check_mesh(config, mesh)
+        params = jax.device_put(params, param_sharding(mesh, params))
+    return LoadedModel(config, graphdef, params, tokenizer, None)
+
+
+def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
+    """The shape of `tiny_model`."""
     small = {
         "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # round, so that a mesh divides it
         "hidden_size": 64,
@@ -95,12 +126,7 @@ def tiny_model(
         "intermediate_size": 192,
         "max_positions": 1024,
     }
-    config = ModelConfig(**(small | shape))
-    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
-    if mesh is not None:
-        check_mesh(config, mesh)
-        params = jax.device_put(params, param_sharding(mesh, params))
-    return LoadedModel(config, graphdef, params, tokenizer, None)
+    return ModelConfig(**(small | shape))
 
 
 def smollm2_path() -> Path:
