@@ -261,6 +261,11 @@ class RunConfig(Section):
         }
         return _digest(parts | {"dtype": self.model.sampling_dtype})
 
+    def rollout_identity(self, stage: int) -> dict[str, Any]:
+        """What makes the rollouts of a stage these and no others."""
+        updates = stage * self.batch.updates_per_stage
+        return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
+
     def fingerprint(self) -> str:
         """Twelve hex digits that name this configuration."""
         return _digest(to_dict(self))

@@ -53,14 +53,19 @@ class RunFolder:
 
     def stage_folder(self, stage: int) -> Path:
         """Where the rollouts of a stage are."""
-        return self.folder / "rollouts" / f"stage-{stage:03d}"
+        return stage_folder(self.folder, stage)
+
+
+def stage_folder(run: Path, stage: int) -> Path:
+    """Where a run keeps the rollouts of a stage."""
+    return run / "rollouts" / f"stage-{stage:03d}"
 
 
 def read_config(folder: Path) -> RunConfig:
     """The config a run was started with."""
     path = folder / "config.yaml"
     if not path.exists():
-        raise ConfigError(f"{folder}: not a run folder (it has no config.yaml)")
+        raise ConfigError(f"{folder}: not the folder of a run (it has no config.yaml)")
     return configs.load(path)
 
 

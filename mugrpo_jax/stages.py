@@ -27,7 +27,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from mugrpo_jax import training
+from mugrpo_jax import replay, training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.rollouts import Group, Rollout, Stage, UpdateStream, open_stage, plan_buckets
@@ -44,7 +44,7 @@ def train(config: RunConfig, folder: Path) -> Path:
         job = Job.open(config, folder, stop)
         with jax.set_mesh(job.policy.mesh):
             state, cursor = job.resume()
-            for stage in range(cursor.stage, config.batch.stages):
+            for stage in range(cursor.stage, config.stages.stop):
                 if cursor.update == 0:
                     job.evaluate(state, cursor)
                     state = training.start_stage(state)  # θ becomes b, the behavior policy
@@ -83,18 +83,23 @@ class Job:
     @classmethod
     def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
         """Load the model and the task, and claim the folder."""
-        run = RunFolder(folder, config)
-        policy, params = load_policy(config)
+        if config.replay.run is not None:
+            replay.rollouts(config)
         task = load_task(config.task.name, **config.task.options)
         if not len(task.train):
             raise ConfigError(f"task {task.name}: no training problems")
+        policy, params = load_policy(config)
         return cls(
-            run=run,
+            run=RunFolder(folder, config),  # last: a config that cannot be run claims no folder
             policy=policy,
             params=params,
             task=task,
             optimizer=training.make_optimizer(config.optimizer, config.total_updates),
-            checkpoints=training.CheckpointStore(folder / "checkpoints", config.checkpoints),
+            checkpoints=training.CheckpointStore(
+                folder / "checkpoints",
+                config.checkpoints,
+                updates_per_stage=config.batch.updates_per_stage,
+            ),
             stop=stop,
         )
 
@@ -112,17 +117,20 @@ class Job:
         )
         abstract = jax.eval_shape(make, self.params)
         shardings = training.state_sharding(self.policy.mesh, abstract)
+        targets = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            abstract,
+            shardings,
+        )
         if self.checkpoints.latest() is None:
-            params = self._warm_start() if self.config.warm_start.updates else self.params
-            state = jax.device_put(make(params), shardings)
-            cursor = Cursor()
+            replayed = self.config.replay.run is not None and replay.restore_start(self.config, targets)
+            if replayed:
+                state, cursor = replayed
+            else:
+                params = self._warm_start() if self.config.warm_start.updates else self.params
+                state, cursor = jax.device_put(make(params), shardings), Cursor()
             self.save(state, cursor)
         else:
-            targets = jax.tree.map(
-                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                abstract,
-                shardings,
-            )
             state, cursor = self.checkpoints.restore(targets)
             self.run.journal.rewind(cursor.updates)
             _say(f"continuing at stage {cursor.stage}, update {cursor.update}")
@@ -156,13 +164,11 @@ class Job:
 
     def generate(self, state: TrainState, stage_index: int, cursor: Cursor) -> Stage:
         """All rollouts of a stage, on disk: what is there already is kept, the rest is generated."""
+        if self.config.replay.run is not None:
+            return replay.rollouts(self.config)
         stage = Stage(
             folder=self.run.stage_folder(stage_index),
-            identity={
-                "fingerprint": self.config.rollout_fingerprint(),
-                "stage": stage_index,
-                "policy_updates": cursor.updates - cursor.update,
-            },
+            identity=self.config.rollout_identity(stage_index),
             prompts=self.config.prompts_per_stage,
             prompts_per_shard=self.config.sampling.prompts_per_shard,
         )

@@ -31,23 +31,19 @@ class Cursor:
 class CheckpointStore:
     """Saves in the background, keeps the newest and the best, restores onto any mesh."""
 
-    def __init__(self, folder: Path, keep: Checkpoints) -> None:
-        policies: list[Any] = [preservation_policy.LatestN(max(keep.keep_last, 1))]
-        if keep.keep_best:
-            policies.append(
-                preservation_policy.BestN(
-                    get_metric_fn=lambda metrics: metrics["accuracy"],
-                    n=keep.keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
+    def __init__(
+        self, folder: Path, keep: Checkpoints | None = None, *, updates_per_stage: int | None = None
+    ) -> None:
+        """Open a folder of checkpoints; without `keep` it is only read."""
+        options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
+        if keep is not None:
+            options = {
+                "preservation_policy": _preserved(keep, updates_per_stage),
+                "enable_async_checkpointing": True,
+            }
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
-                step_format_fixed_length=6,
-                enable_async_checkpointing=True,
-            ),
+            options=ocp.CheckpointManagerOptions(best_fn=_accuracy, step_format_fixed_length=6, **options),
         )
 
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
@@ -66,6 +62,10 @@ class CheckpointStore:
         """Updates done at the newest checkpoint."""
         return self._manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """Updates done at each checkpoint that is kept."""
+        return sorted(self._manager.all_steps())
+
     def best(self) -> int | None:
         """Updates done at the checkpoint with the best held-out accuracy, if any was measured."""
         return self._manager.best_step()
@@ -79,6 +79,15 @@ class CheckpointStore:
         )
         return found["state"], Cursor(**found["cursor"])
 
+    def restore_params(self, abstract: Any, step: int) -> Any:
+        """Only the weights of a checkpoint, with the shapes, dtypes and shardings of `abstract`."""
+        wanted = ocp.args.PyTreeRestore(
+            {"params": abstract},
+            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+            partial_restore=True,
+        )
+        return self._manager.restore(step, args=ocp.args.Composite(state=wanted))["state"]["params"]
+
     def wait(self) -> None:
         """Block until the last save is on disk."""
         self._manager.wait_until_finished()
@@ -86,3 +95,20 @@ class CheckpointStore:
     def close(self) -> None:
         """Finish saving and let go of threads."""
         self._manager.close()
+
+
+def _accuracy(metrics: Any) -> float:
+    return metrics["accuracy"]
+
+
+def _preserved(keep: Checkpoints, updates_per_stage: int | None) -> Any:
+    policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
+    if keep.keep_best:
+        policies.append(
+            preservation_policy.BestN(
+                get_metric_fn=_accuracy, n=keep.keep_best, keep_checkpoints_without_metrics=False
+            )
+        )
+    if keep.keep_stage_starts and updates_per_stage is not None:
+        policies.append(preservation_policy.EveryNSteps(updates_per_stage))
+    return preservation_policy.AnyPreservationPolicy(policies)
