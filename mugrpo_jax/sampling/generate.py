@@ -113,7 +113,7 @@ def generate_file(
     prompts, out, chosen = Path(prompts), Path(out), Settings(**settings)
     wanted = _read_prompts(prompts)
     digest = hashlib.sha256(prompts.read_bytes()).hexdigest()
-    _claim(out, {"model": str(model), "prompts_sha256": digest, **dataclasses.asdict(chosen)})
+    claim_output(out, {"model": str(model), "prompts_sha256": digest, **dataclasses.asdict(chosen)})
     done = _finished(out)
     written = 0
     with out.open("a", buffering=1, encoding="utf-8") as file:
@@ -226,7 +226,7 @@ def _read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _claim(out: Path, settings: dict[str, Any]) -> None:
+def claim_output(out: Path, settings: dict[str, Any]) -> None:
     """Note the settings beside a new output, or make sure that an old one was begun with the same."""
     note = out.with_name(out.name + ".settings.json")
     if not out.exists():
