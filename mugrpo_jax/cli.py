@@ -114,8 +114,8 @@ def _add_replay(commands: Any) -> None:
         "replay",
         _replay,
         help="optimise a stage of a run again without generating",
-        more="It starts from the run's checkpoint before that stage (checkpoints.keep_stage_starts=true keeps "
-        "them all), with the run's config and your changes to it.",
+        more="It starts from the run's checkpoint before that stage (checkpoints.keep_stage_starts=true "
+        "keeps them all), with the run's config and your changes to it.",
         example="mugrpo replay runs/first --stage 1 objective.name=grpo --out runs/first-grpo",
     )
     replay.add_argument("source", type=Path, metavar="RUN", help="the folder of the run")
@@ -131,8 +131,8 @@ def _add_plan(commands: Any) -> None:
         "plan",
         _plan,
         help="what a config will do and need, before anything runs",
-        more="Updates, tokens, compiled programs, sampler, memory and disk on the devices of this machine; of "
-        "a model, only its shape is read.",
+        more="Updates, tokens, compiled programs, sampler, memory and disk on the devices of this machine; "
+        "of a model, only its shape is read.",
         example="mugrpo plan configs/quickstart.yaml batch.updates_per_stage=512",
     )
     _config_arguments(plan)
@@ -229,7 +229,7 @@ def _add_eval(commands: Any) -> None:
         "eval",
         _eval,
         help="score a model on the held-out problems of a task",
-        more="avg@k, pass@k and majority@k with confidence intervals. Interrupted, the same command continues.",
+        more="avg@k, pass@k and majority@k with confidence intervals. Interrupted, it continues.",
         example="mugrpo eval runs/first --best --task arithmetic --option difficulty=3 --out eval.jsonl",
     )
     evaluate.add_argument(

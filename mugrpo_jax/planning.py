@@ -189,7 +189,8 @@ class RunPlan:
             return ""
         responses = evaluation.problems * evaluation.samples
         return (
-            f"{self.stages + 1} times up to {evaluation.problems} held-out problems, {responses:,} responses"
+            f"{self.stages + 1} times {responses:,} responses to {evaluation.problems} held-out problems "
+            "(fewer if the task has fewer)"
         )
 
     def _programs(self) -> str:
