@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that `mugrpo --help` answers
 
 import argparse
 import logging
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -19,11 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; errors a user can mend are one line and exit code 2."""
     arguments = _parse(argv)
     logging.getLogger("absl").setLevel(logging.ERROR)  # checkpoints would tell of their every step
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # where a user's own reward function lies
     from mugrpo_jax.run import Stopped
 
     try:
         arguments.run(arguments)
     except Stopped:
+        return 0
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
@@ -406,10 +412,9 @@ def _report(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import report
 
     runs = [report.read_run(folder) for folder in arguments.runs]
-    print("\n\n".join(report.summary(run) for run in runs))
     out = arguments.out or (runs[0].folder if len(runs) == 1 else Path()) / "report.png"
     report.overview(runs).savefig(out)
-    print(f"\nfigure: {out}")
+    print("\n\n".join(report.summary(run) for run in runs), f"\n\nfigure: {out}", sep="")
 
 
 if __name__ == "__main__":

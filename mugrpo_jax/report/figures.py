@@ -50,9 +50,9 @@ def _figure(width: float, height: float) -> Figure:
 
 def _learning_axes(axes: Axes, runs: Sequence[History]) -> None:
     for color, run in zip(_colors(runs), runs):
-        updates = np.array([record["updates"] for record in run.updates])
-        reward = np.array([record["reward"] for record in run.updates])
-        if len(updates):
+        for stage in run.by_stage():
+            updates = [record["updates"] for record in stage]
+            reward = np.array([record["reward"] for record in stage])
             axes.plot(updates, reward, color=color, linewidth=0.8, alpha=_FAINT)
             axes.plot(updates, _smooth(reward), color=color, linewidth=1.4, linestyle="--")
         if run.evaluations:
@@ -84,7 +84,8 @@ def _staleness_axes(left: Axes, right: Axes, runs: Sequence[History]) -> None:
     _finish(right, "updates since generation", "ESS / tokens", "Effective sample size")
     left.set_ylim(bottom=0)
     right.set_ylim(0, 1.05)
-    _legend(left, runs, [solid, dashed])
+    _legend(left, [], [solid, dashed])
+    _legend(right, runs, [])
 
 
 def _by_staleness(axes: Axes, run: History, metric: str, color: str, style: str) -> None:
@@ -142,7 +143,19 @@ def _legend(axes: Axes, runs: Sequence[History], styles: Sequence[Any]) -> None:
     names = _names(runs)
     colors = [Line2D([], [], color=c, linewidth=3, label=name) for c, name in zip(_colors(runs), names)]
     handles = [*styles, *colors] if len(runs) > 1 else list(styles)
-    axes.legend(handles=handles, fontsize=10, frameon=False, loc="best")
+    if not handles:
+        return
+    # Above the axes, beside the title: nothing that is drawn can be hidden.
+    axes.legend(
+        handles=handles,
+        fontsize=10,
+        frameon=False,
+        loc="lower right",
+        bbox_to_anchor=(1, 0.98),
+        ncols=min(len(handles), 4),
+        borderaxespad=0,
+        columnspacing=1.4,
+    )
 
 
 def _names(runs: Sequence[History]) -> list[str]:
@@ -156,8 +169,8 @@ def _colors(runs: Sequence[History]) -> list[str]:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over a window of about a thirtieth of the run, shorter at its ends."""
-    half = max(len(values) // 60, 1)
+    """Mean over a window of about a tenth of a stage, shorter at its ends."""
+    half = max(len(values) // 20, 1)
     total = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
     low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))

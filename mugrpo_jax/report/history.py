@@ -121,7 +121,7 @@ def summary(run: History) -> str:
             str(stage.stage),
             str(stage.updates),
             _number(stage.reward),
-            _number(stage.vetoed),
+            "–" if math.isnan(stage.vetoed) else f"{100 * stage.vetoed:.2f} %",
             _number(stage.ess),
             f"{stage.generate_seconds:.1f}",
             f"{stage.update_seconds:.1f}",
