@@ -148,7 +148,7 @@ def _prepare(dtype: Any, params: Any) -> tuple[Any, Any]:
 def _apply(
     optimizer: optax.GradientTransformation, state: TrainState, gradient: Any
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
     # A skipped update must leave no NaN behind: the optimizer sees zeros, and its result is thrown away.
     safe = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), gradient)
@@ -156,11 +156,11 @@ def _apply(
     changes = jax.tree.map(lambda c: jnp.where(finite, c, 0.0), changes)
     params = optax.apply_updates(state.params, changes)
     opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), opt_state, state.opt_state)
-    metrics = {"gradient_norm": norm, "update_norm": optax.global_norm(changes)}
+    metrics = {"gradient_norm": norm, "update_norm": optax.tree.norm(changes)}
     previous = state.previous
     if state.anchor is not None:
         moved = jax.tree.map(jnp.subtract, params, state.anchor)
-        metrics["drift"] = optax.global_norm(moved)
+        metrics["drift"] = optax.tree.norm(moved)
         metrics["gradient_cosine"] = _cosine(safe, previous)
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
     new = TrainState(
@@ -177,4 +177,4 @@ def _apply(
 
 def _cosine(a: Any, b: Any) -> jax.Array:
     dot = sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
-    return dot / jnp.maximum(optax.global_norm(a) * optax.global_norm(b), 1e-30)
+    return dot / jnp.maximum(optax.tree.norm(a) * optax.tree.norm(b), 1e-30)
