@@ -1,0 +1,113 @@
+"""Configs: what is read, what is refused, and in which words."""
+
+import re
+
+import pytest
+import yaml
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.config import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("batch: {stages: 3}\noptimizer: {learning_rate: 1e-5}\n")
+    return path
+
+
+def test_a_file_and_overrides_make_a_config(file):
+    config = configs.load(file, ["batch.updates_per_stage=8", "objective.knobs.clip_high=3", "seed=7"])
+    assert (config.batch.stages, config.batch.updates_per_stage, config.total_updates) == (3, 8, 24)
+    assert config.optimizer.learning_rate == 1e-5  # YAML 1.1 reads it as text
+    assert config.objective.settings["clip_high"] == 3
+    assert config.seed == 7
+
+
+def test_what_is_written_reads_back_the_same(file):
+    config = configs.load(file, ["objective.name=grpo", "task.options.difficulty=2"])
+    file.write_text(yaml.safe_dump(configs.to_dict(config)))
+    assert configs.load(file) == config
+    assert configs.load(file).fingerprint() == config.fingerprint()
+
+
+def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
+    before = configs.load(file)
+    assert configs.load(file, ["objective.name=grpo"]).rollout_fingerprint() == before.rollout_fingerprint()
+    for override in ("seed=1", "sampling.temperature=0.5", "task.name=countdown"):
+        assert configs.load(file, [override]).rollout_fingerprint() != before.rollout_fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batch.stage=2", "unknown key batch.stage; did you mean batch.stages?"),
+        ("optimiser.eps=1", "unknown key optimiser; did you mean optimizer?"),
+        ("zzz=1", "unknown key zzz; known: seed, model,"),
+        ("batch.stages=two", "batch.stages must be an integer, got 'two'"),
+        ("batch.stages=2.5", "batch.stages must be an integer, got 2.5"),
+        ("batch.stages=true", "batch.stages must be an integer, got True"),
+        ("optimizer.learning_rate=fast", "optimizer.learning_rate must be a number, got 'fast'"),
+        ("model.remat=some", "model.remat must be one of none, dots, full, got 'some'"),
+        ("model=tiny", "model is a section with keys, got 'tiny'"),
+        ("task.options=3", "task.options must be keys and values, got 3"),
+        ("batch.stages=0", "batch.stages: must be at least 1, got 0"),
+        ("batch.responses_per_prompt=1", "batch.responses_per_prompt: must be at least 2, got 1"),
+        ("batch.epochs_per_stage=0", "batch.epochs_per_stage: must be at least 1, got 0"),
+        ("batch.epochs_per_stage=3", "batch.epochs_per_stage: 3 does not divide batch.updates_per_stage=1024"),
+        ("batch.tokens_per_micro_batch=100", "does not hold one row of 4096 tokens"),
+        ("batch.length_multiple=0", "batch.length_multiple: must be at least 1, got 0"),
+        ("checkpoints.every=0", "checkpoints.every: must be at least 1, got 0"),
+        ("sampling.temperature=0", "sampling.temperature: must be positive for training, got 0.0"),
+        ("model.tiny.num_heads=0", "model.tiny.num_heads: must be at least 1, got 0"),
+        ("model.tiny.num_heads=5", "model.tiny.num_heads: twice 5 must divide model.tiny.hidden_size=128"),
+        ("replay.stage=3", "replay.stage: 3 is not one of the 3 stages"),
+        ("objective.name=ppo", "objective: name is 'ppo'; possible: 'mu_grpo', 'grpo'"),
+        ("objective.knobs.clip=2", "objective: mu_grpo has no knob 'clip'; possible: clip_low, clip_high"),
+    ],
+)
+def test_a_wrong_value_is_named(file, override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        configs.load(file, [override])
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batch.stages", "override 'batch.stages': expected key=value"),
+        ("a=[1", "override 'a=[1': '[1' is not valid YAML"),
+        ("batch.stages.x=1", "override 'batch.stages.x=1': stages is a value, not a section"),
+    ],
+)
+def test_a_wrong_override_is_named(file, override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configs.load(file, [override])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "x.yaml"
+    with pytest.raises(ConfigError, match=r"x.yaml: no such config file"):
+        configs.load(path)
+    for content, message in (
+        (b"a: [1", r"x.yaml: not valid YAML"),
+        (b"- 1", r"x.yaml: expected keys and values at the top, got list"),
+        (b"\xff\xfe\x00", r"x.yaml: not UTF-8 text"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            configs.load(path)
+
+
+def test_differing_keys_are_listed_with_both_values(file):
+    there, here = configs.load(file), configs.load(file, ["batch.stages=5", "seed=1"])
+    assert configs.differing_keys(configs.to_dict(there), configs.to_dict(here)) == [
+        "batch.stages (3 there, 5 here)",
+        "seed (0 there, 1 here)",
+    ]
+
+
+def test_a_replay_goes_through_one_stage(file):
+    assert configs.load(file).stages == range(3)
+    assert configs.load(file, ["replay.run=runs/a", "replay.stage=1"]).stages == range(1, 2)
