@@ -26,6 +26,7 @@ def overview(runs: Sequence[History]) -> Figure:
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
     _learning_axes(top, runs)
     _staleness_axes(left, right, runs)
+    _name_runs(figure, runs)
     return figure
 
 
@@ -33,6 +34,7 @@ def learning_curve(runs: Sequence[History]) -> Figure:
     """Held-out accuracy and training reward over updates, the stages marked."""
     figure = _figure(10, 4)
     _learning_axes(figure.subplots(), runs)
+    _name_runs(figure, runs)
     return figure
 
 
@@ -41,6 +43,7 @@ def staleness(runs: Sequence[History]) -> Figure:
     figure = _figure(10, 3.6)
     left, right = figure.subplots(1, 2)
     _staleness_axes(left, right, runs)
+    _name_runs(figure, runs)
     return figure
 
 
@@ -70,7 +73,7 @@ def _learning_axes(axes: Axes, runs: Sequence[History]) -> None:
     solid = Line2D([], [], color="0.3", marker="o", linewidth=2, label="held-out accuracy (± s.e.)")
     dashed = Line2D([], [], color="0.3", linestyle="--", linewidth=1.4, label="training reward")
     _finish(axes, "updates", "accuracy, reward", "Learning")
-    _legend(axes, runs, [solid, dashed])
+    _legend(axes, [solid, dashed])
 
 
 def _staleness_axes(left: Axes, right: Axes, runs: Sequence[History]) -> None:
@@ -84,8 +87,7 @@ def _staleness_axes(left: Axes, right: Axes, runs: Sequence[History]) -> None:
     _finish(right, "updates since generation", "ESS / tokens", "Effective sample size")
     left.set_ylim(bottom=0)
     right.set_ylim(0, 1.05)
-    _legend(left, [], [solid, dashed])
-    _legend(right, runs, [])
+    _legend(left, [solid, dashed])
 
 
 def _by_staleness(axes: Axes, run: History, metric: str, color: str, style: str) -> None:
@@ -139,23 +141,27 @@ def _finish(axes: Axes, x: str, y: str, title: str) -> None:
     axes.margins(x=0.02, y=0.12)
 
 
-def _legend(axes: Axes, runs: Sequence[History], styles: Sequence[Any]) -> None:
-    names = _names(runs)
-    colors = [Line2D([], [], color=c, linewidth=3, label=name) for c, name in zip(_colors(runs), names)]
-    handles = [*styles, *colors] if len(runs) > 1 else list(styles)
-    if not handles:
-        return
-    # Above the axes, beside the title: nothing that is drawn can be hidden.
+def _legend(axes: Axes, styles: Sequence[Any]) -> None:
+    """Above the axes, beside the title: nothing that is drawn can be hidden."""
     axes.legend(
-        handles=handles,
+        handles=list(styles),
         fontsize=10,
         frameon=False,
         loc="lower right",
         bbox_to_anchor=(1, 0.98),
-        ncols=min(len(handles), 4),
+        ncols=len(styles),
         borderaxespad=0,
-        columnspacing=1.4,
     )
+
+
+def _name_runs(figure: Figure, runs: Sequence[History]) -> None:
+    """Which colour is which run, below everything; one run needs no name."""
+    if len(runs) < 2:
+        return
+    names = _names(runs)
+    lines = [Line2D([], [], color=color, linewidth=3) for color in _colors(runs)]
+    columns = max(1, min(len(runs), 100 // (max(map(len, names)) + 6)))
+    figure.legend(lines, names, loc="outside lower center", fontsize=10, frameon=False, ncols=columns)
 
 
 def _names(runs: Sequence[History]) -> list[str]:
