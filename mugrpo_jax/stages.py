@@ -79,6 +79,7 @@ class Job:
     optimizer: Any
     checkpoints: training.CheckpointStore
     stop: StopRequest
+    step: training.UpdateStep | None = None
 
     @classmethod
     def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
@@ -259,14 +260,7 @@ class Job:
     ) -> Iterator[tuple[TrainState, Cursor]]:
         """The stage's µ updates, from where the cursor stands; yields after each."""
         config, batch = self.config, self.config.batch
-        step = training.UpdateStep(
-            self.policy.graphdef,
-            config.objective.build(),
-            self.optimizer,
-            self.policy.mesh,
-            self._step_options(),
-            state=state,
-        )
+        step = self._step(state)
         stream = UpdateStream(
             rollouts,
             seed=config.seed,
@@ -308,9 +302,22 @@ class Job:
         if found["skipped"] > self.config.optimizer.max_skipped:
             raise ConfigError(
                 f"update {cursor.updates}: {found['skipped']:.0f} updates had a non-finite gradient, more "
-                "than optimizer.max_skipped; lower optimizer.learning_rate or resume from an earlier checkpoint"
+                "than optimizer.max_skipped; lower optimizer.learning_rate"
             )
         return record
+
+    def _step(self, state: TrainState) -> training.UpdateStep:
+        """The update step, built once so that its programs are compiled once."""
+        if self.step is None:
+            self.step = training.UpdateStep(
+                self.policy.graphdef,
+                self.config.objective.build(),
+                self.optimizer,
+                self.policy.mesh,
+                self._step_options(),
+                state=state,
+            )
+        return self.step
 
     def _step_options(self) -> training.StepOptions:
         model = self.config.model
@@ -377,7 +384,8 @@ class Job:
                 )
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
                 bar.update()
-                if self.stop.requested or number % config.checkpoints.every == 0:
+                due = number % config.checkpoints.every == 0 or number == warm.updates
+                if self.stop.requested or due:
                     store.save(state, Cursor(updates=number))
                     if self.stop.requested:
                         store.close()

@@ -9,9 +9,19 @@ ARITHMETIC_ALPHABET = "0123456789+=,;"
 
 
 def arithmetic(
-    *, seed: int = 0, difficulty: int = 2, operands: int = 2, train: int = 8192, test: int = 256
+    *,
+    seed: int = 0,
+    difficulty: int = 2,
+    operands: int = 2,
+    slips: float = 0.0,
+    train: int = 8192,
+    test: int = 256,
 ) -> Task:
     """Sums of `operands` numbers with `difficulty` digits each.
+
+    With `slips`, the teacher is careless: each column of a worked solution is added wrongly with this
+    probability, and what follows builds on the mistake. A model warmed up on such solutions knows how to add
+    and makes mistakes, which leaves something to reinforcement learning; the gold answers stay right.
 
     The worked solution adds column by column from the right: the digits, the carry, a two-digit sum. The
     answer follows the semicolon. Every column has the same width, so that what to copy is found by position.
@@ -30,20 +40,24 @@ def arithmetic(
         numbers = tuple(rng.randrange(smallest, 10**difficulty) for _ in range(operands))
         prompt = "+".join(map(str, numbers)) + "="
         key = "+".join(map(str, sorted(numbers)))  # 37+58 and 58+37 ask the same
-        return key, Problem("", prompt, str(sum(numbers)), column_addition(numbers))
+        solution = column_addition(numbers, slips=slips, rng=rng if slips else None)
+        return key, Problem("", prompt, str(sum(numbers)), solution)
 
     return generated_task("arithmetic", draw, "arithmetic", seed=seed, train=train, test=test)
 
 
-def column_addition(numbers: tuple[int, ...]) -> str:
-    """The sum of the numbers, worked column by column from the right."""
+def column_addition(numbers: tuple[int, ...], *, slips: float = 0.0, rng: random.Random | None = None) -> str:
+    """The sum of the numbers, worked column by column from the right, with careless mistakes if asked for."""
     columns = zip(*(reversed(digits) for digits in _padded(numbers)))
-    steps, carry = [], 0
+    steps, digits, carry = [], "", 0
     for column in columns:
         total = sum(map(int, column)) + carry
+        if rng is not None and rng.random() < slips:
+            total = rng.randrange(20)
         steps.append("+".join((*column, str(carry))) + f"={total:02d}")
         carry = total // 10
-    return ",".join(steps) + f";{sum(numbers)}"
+        digits = str(total % 10) + digits
+    return ",".join(steps) + f";{int(str(carry) + digits)}"
 
 
 def _padded(numbers: tuple[int, ...]) -> list[str]:

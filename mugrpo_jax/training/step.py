@@ -141,7 +141,7 @@ def _accumulate(
 
 
 def _prepare(dtype: Any, params: Any) -> tuple[Any, Any]:
-    """Weights for the passes (cast before they are gathered, which halves the traffic) and a zero gradient."""
+    """Weights for the passes (cast before they are gathered: half the traffic) and a zero gradient."""
     return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
 
