@@ -8,6 +8,7 @@ import textwrap
 
 import jax
 import numpy as np
+import optax
 import pytest
 import yaml
 
@@ -16,7 +17,7 @@ from mugrpo_jax import models, planning
 from mugrpo_jax.cli import main
 from mugrpo_jax.models.loading import load_model
 from mugrpo_jax.trained import trained_model
-from mugrpo_jax.training import CheckpointStore
+from mugrpo_jax.training import CheckpointStore, Cursor, init_state
 
 CONFIG = {
     "model": {
@@ -255,13 +256,22 @@ def test_transformers_loads_an_exported_model(run, tmp_path, command):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_the_best_checkpoint_is_the_one_that_was_most_accurate(run):
-    store = CheckpointStore(run / "checkpoints")
-    best, steps = store.best(), store.steps()
+def test_the_best_checkpoint_is_kept_and_found(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints(keep_last=1, keep_best=1))
+    state = init_state({"w": jax.numpy.zeros(2)}, optax.sgd(1.0), track_drift=False)
+    for updates, accuracy in ((0, None), (1, 0.5), (2, 0.9), (3, 0.1), (4, None)):
+        store.save(state, Cursor(updates=updates), accuracy=accuracy)
+        store.wait()
     store.close()
-    after = {record["updates"]: record["accuracy"] for record in journal(run, "evaluation")}
-    assert steps == [0, 2, 4]
-    assert after[best] == max(after[2], after[4])
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert (store.steps(), store.best(), store.latest()) == ([2, 4], 2, 4)
+    store.close()
+
+
+def test_every_stage_start_is_kept_when_asked_for(run):
+    store = CheckpointStore(run / "checkpoints")
+    assert store.steps() == [0, 2, 4]
+    store.close()
 
 
 def test_eval_scores_a_run_and_continues(run, tmp_path, command, refused):
