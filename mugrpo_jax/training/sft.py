@@ -43,7 +43,11 @@ def solution_updates(
         epoch, position = divmod(update, per_epoch)
         order = np.random.default_rng((seed, epoch)).permutation(len(rows))
         take = order[position * rows_per_update :][:rows_per_update]
-        chosen = [Row(*rows[i], behavior_logp=np.zeros(len(rows[i][1]), np.float32), advantage=0.0) for i in take]
+        chosen = [_row(*rows[i]) for i in take]
         tokens = sum(len(row.response) for row in chosen)
         yield Update(arrange(chosen, buckets), float(tokens), {"response_tokens": float(tokens)})
         update += 1
+
+
+def _row(prompt: np.ndarray, solution: np.ndarray) -> Row:
+    return Row(prompt, solution, behavior_logp=np.zeros(len(solution), np.float32), advantage=0.0)

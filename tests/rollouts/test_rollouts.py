@@ -1,0 +1,160 @@
+"""Claims about rollouts: bytes and back, whole or absent on disk, complete updates at a saved position."""
+
+import numpy as np
+import pytest
+
+from mugrpo_jax import rollouts
+from mugrpo_jax.rollouts import Group, Rollout, Stage
+
+
+def group(index: int, responses: int = 4) -> Group:
+    rng = np.random.default_rng(index)
+    made = tuple(
+        Rollout(
+            tokens=rng.integers(0, 50, n).astype(np.int32),
+            logprobs=-rng.random(n).astype(np.float32),
+            reward=float(rng.integers(0, 2)),
+            finish="stop" if n % 2 else "length",
+        )
+        for n in rng.integers(1, 60, responses)
+    )
+    return Group(index, f"problem-{index}", rng.integers(0, 50, 1 + index % 9).astype(np.int32), made)
+
+
+GROUPS = [group(i) for i in range(20)]
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=20, prompts_per_shard=8)
+    for shard in range(stage.shards):
+        stage.write_shard(shard, [GROUPS[i] for i in stage.shard_prompts(shard)])
+    stage.commit()
+    return stage
+
+
+def stream(stage, **changes):
+    settings = {
+        "seed": 0,
+        "stage_index": 0,
+        "epochs": 2,
+        "prompts_per_update": 3,
+        "buckets": rollouts.plan_buckets(70, 256, unit=16),
+        "advantage": "std",
+        "aggregation": "token_mean",
+        "max_response": 60,
+    }
+    return rollouts.UpdateStream(stage, **(settings | changes))
+
+
+def rows(update):
+    """The responses of an update as a set of byte strings."""
+    return {
+        (b["tokens"][i].tobytes().rstrip(b"\0"), b["behavior_logp"][i].tobytes().rstrip(b"\0"))
+        for b in update.micro_batches
+        for i in range(len(b["tokens"]))
+        if b["mask"][i].any()
+    }
+
+
+def same(a, b) -> bool:
+    return len(a.micro_batches) == len(b.micro_batches) and all(
+        (x[name] == y[name]).all() for x, y in zip(a.micro_batches, b.micro_batches) for name in x
+    )
+
+
+def test_a_group_survives_the_way_through_bytes():
+    found = rollouts.decode(rollouts.encode(GROUPS[3]))
+    assert rollouts.encode(found) == rollouts.encode(GROUPS[3])
+    assert found.problem == "problem-3"
+    np.testing.assert_array_equal(found.rollouts[1].logprobs, GROUPS[3].rollouts[1].logprobs)
+
+
+def test_a_stage_comes_back_in_order_with_its_totals(stage):
+    manifest = stage.manifest()
+    found = list(rollouts.read_groups(rollouts.open_stage(stage.folder)))
+    assert [rollouts.encode(g) for g in found] == [rollouts.encode(g) for g in GROUPS]
+    assert manifest["responses"] == 80
+    assert manifest["response_tokens"] == sum(g.response_tokens for g in GROUPS)
+    assert manifest["reward"] == sum(g.rewards.sum() for g in GROUPS)
+
+
+def test_a_damaged_shard_is_named_and_missing_again_while_the_stage_is_generated(stage, capsys):
+    (stage.folder / "manifest.json").unlink()
+    path = stage.path(1)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert stage.missing_shards() == [1]
+    assert "shard-00001.arrayrecord: its checksum differs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_shard_of_a_complete_stage_is_refused_by_name(stage, damage):
+    path = stage.path(2)
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        data[100] ^= 1
+        path.write_bytes(data if damage == "flip" else data[:-7])
+    with pytest.raises(rollouts.RolloutError, match=r"shard-00002\.arrayrecord"):
+        rollouts.open_stage(stage.folder)
+
+
+def test_rollouts_of_another_run_are_refused(stage):
+    other = Stage(stage.folder, {"fingerprint": "other"}, 20, 8)
+    with pytest.raises(rollouts.RolloutError, match="expected"):
+        other.manifest()
+    with pytest.raises(rollouts.RolloutError, match="expected"):
+        other.missing_shards()
+
+
+def test_an_incomplete_stage_cannot_be_opened(tmp_path):
+    with pytest.raises(rollouts.RolloutError, match=r"manifest\.json: not found"):
+        rollouts.open_stage(tmp_path)
+
+
+def test_every_update_is_complete_and_an_epoch_uses_each_response_once(stage):
+    updates = list(stream(stage))
+    assert len(updates) == 12  # 20 prompts give 6 whole updates of 3 in each of 2 epochs
+    seen = [rows(update) for update in updates]
+    assert all(len(update) == 12 for update in seen)
+    for epoch in (seen[:6], seen[6:]):
+        assert len(set().union(*epoch)) == 72
+    assert seen[:6] != seen[6:]
+
+
+def test_the_order_depends_on_seed_and_stage(stage):
+    first = next(stream(stage))
+    assert same(first, next(stream(stage)))
+    assert not same(first, next(stream(stage, seed=1)))
+    assert not same(first, next(stream(stage, stage_index=1)))
+
+
+@pytest.mark.parametrize("done", [0, 1, 7, 11])
+def test_a_stream_continues_from_its_saved_position(stage, done):
+    whole = list(stream(stage))
+    started = stream(stage)
+    for _ in range(done):
+        next(started)
+    resumed = stream(stage)
+    resumed.seek(started.position())
+    rest = list(resumed)
+    assert len(rest) == 12 - done
+    assert all(same(a, b) for a, b in zip(rest, whole[done:]))
+
+
+def test_micro_batches_have_the_planned_shapes_and_hold_what_was_stored(stage):
+    buckets = rollouts.plan_buckets(70, 256, 2, unit=16)
+    update = rollouts.make_update(
+        GROUPS[:5], buckets, advantage="mean", aggregation="seq_mean_token_mean", max_response=60
+    )
+    assert {b["tokens"].shape for b in update.micro_batches} <= set(buckets.shapes)
+    assert all(size % 2 == 0 and size * length <= 256 for size, length in buckets.shapes)
+    assert update.denominator == 20
+    total = sum(b["mask"].sum() for b in update.micro_batches)
+    assert total == sum(g.response_tokens for g in GROUPS[:5]) == update.metrics["response_tokens"]
+    rewards = np.concatenate([g.rewards - g.rewards.mean() for g in GROUPS[:5]])
+    found = np.concatenate([b["advantages"] for b in update.micro_batches])
+    np.testing.assert_allclose(np.sort(found[found != 0]), np.sort(rewards[rewards != 0]), atol=1e-6)

@@ -1,0 +1,208 @@
+"""Claims about the update step: micro-batches, buckets and meshes give the gradient of one padded batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mugrpo_jax import models, objectives, rollouts, training
+from mugrpo_jax.config import Optimizer
+
+MODEL = models.ModelConfig(
+    vocab_size=48,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=40,
+)
+SETTINGS = Optimizer(learning_rate=1e-2, weight_decay=0.1, grad_clip=0.5)
+
+
+def groups(count=8):
+    rng = np.random.default_rng(0)
+    return [
+        rollouts.Group(
+            i,
+            str(i),
+            rng.integers(0, 48, 5).astype(np.int32),
+            tuple(
+                rollouts.Rollout(
+                    rng.integers(0, 48, n).astype(np.int32),
+                    (-3.9 - 0.5 * rng.standard_normal(n)).astype(np.float32),
+                    float(rng.integers(0, 2)),
+                    "stop",
+                )
+                for n in rng.integers(3, 50, 4)
+            ),
+        )
+        for i in range(count)
+    ]
+
+
+def update(tokens: int, unit: int = 32, multiple: int = 1):
+    buckets = rollouts.plan_buckets(64, tokens, multiple, unit=unit)
+    return rollouts.make_update(groups(), buckets, advantage="std", aggregation="token_mean", max_response=50)
+
+
+@functools.cache
+def setup(shape=(1, 1, 1), objective="mu_grpo"):
+    data, fsdp, tensor = shape
+    devices = jax.devices()[: data * fsdp * tensor]
+    mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
+    graphdef, params = models.create(MODEL)
+    optimizer = training.make_optimizer(SETTINGS, 10)
+    with jax.set_mesh(mesh):
+        state = training.init_state(params, optimizer, track_drift=True)
+        state = jax.device_put(state, training.state_sharding(mesh, state))
+        step = training.UpdateStep(
+            graphdef,
+            objectives.ObjectiveConfig(objective).build(),
+            optimizer,
+            mesh,
+            training.StepOptions(),
+            state=state,
+        )
+    return graphdef, step, state
+
+
+def copy(state):
+    return jax.tree.map(jnp.copy, state)
+
+
+def difference(a, b) -> float:
+    a, b = jax.device_get(a), jax.device_get(b)
+    return max(jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), a, b)))
+
+
+def padded(update):
+    """All rows of an update in one rectangle."""
+    length = max(b["tokens"].shape[1] for b in update.micro_batches)
+    pad = lambda x: np.pad(x, ((0, 0), (0, length - x.shape[1]))) if x.ndim == 2 else x  # noqa: E731
+    names = update.micro_batches[0]
+    return {name: np.concatenate([pad(b[name]) for b in update.micro_batches]) for name in names}
+
+
+def plain_gradient(graphdef, params, batch):
+    """One padded batch, full logits, autodiff: nothing of the update step is used."""
+
+    def loss(params):
+        logp = jax.nn.log_softmax(models.logits(graphdef, params, batch["tokens"]))[:, :-1]
+        logp = jnp.take_along_axis(logp, batch["tokens"][:, 1:, None], axis=2)[..., 0]
+        logp = jnp.pad(logp, ((0, 0), (1, 0)))
+        return objectives.mu_grpo(logp, batch["behavior_logp"], batch["advantages"], batch["mask"])[0]
+
+    return jax.jit(jax.grad(loss))(params)
+
+
+def test_bucketed_micro_batches_give_the_gradient_of_one_padded_batch():
+    graphdef, step, state = setup()
+    small = update(512)
+    assert len(small.micro_batches) > 2
+    assert len({b["tokens"].shape for b in small.micro_batches}) > 1
+    found, metrics = step.gradient(state, small)
+    exact = plain_gradient(graphdef, state.params, padded(small))
+    scale = float(optax.tree.norm(exact))
+    assert difference(found, exact) < 1e-6 * max(scale, 1)
+    whole, whole_metrics = step.gradient(state, update(100_000, unit=64))
+    assert difference(found, whole) < 1e-6 * max(scale, 1)
+    for name in ("loss", "tokens", "vetoed/tokens", "ratio/negative_tokens", "ratio_min"):
+        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 4, 2), (2, 2, 2)], ids=str)
+def test_any_mesh_gives_the_parameters_of_one_device(shape):
+    _, step, state = setup()
+    expected, expected_metrics = step(copy(state), update(512))
+    _, sharded_step, sharded = setup(shape)
+    found, metrics = sharded_step(copy(sharded), update(512, multiple=shape[0] * shape[1]))
+    assert difference(expected.params, found.params) < 2e-5
+    for name in ("gradient_norm", "drift", "loss"):
+        np.testing.assert_allclose(expected_metrics[name], metrics[name], rtol=1e-4, atol=1e-6)
+    assert found.params["layers"]["q"].sharding.shard_shape((2, 32, 32)) == (
+        2,
+        32 // shape[1],
+        32 // shape[2],
+    )
+    mu = jax.tree.leaves(found.opt_state)[1:]
+    assert all(len(leaf.sharding.device_set) == 8 for leaf in mu)
+
+
+def test_two_updates_are_those_of_a_plain_optax_loop():
+    graphdef, step, state = setup()
+    batch = update(512)
+    optimizer = training.make_optimizer(SETTINGS, 10)
+    params, opt_state = state.params, optimizer.init(state.params)
+    found = copy(state)
+    for _ in range(2):
+        changes, opt_state = optimizer.update(
+            plain_gradient(graphdef, params, padded(batch)), opt_state, params
+        )
+        params = optax.apply_updates(params, changes)
+        found, _ = step(found, batch)
+    assert difference(found.params, params) < 5e-5  # Adam divides by the size of tiny gradients
+    assert int(found.updates) == 2
+
+
+def test_a_non_finite_gradient_is_skipped_and_counted():
+    _, step, state = setup()
+    poisoned = update(512)
+    poisoned.micro_batches[0]["advantages"][0] = np.nan
+    before = copy(state)
+    after, metrics = step(copy(state), poisoned)
+    assert int(after.skipped) == int(metrics["skipped"]) == 1
+    assert int(after.updates) == 1
+    assert difference(after.params, before.params) == 0
+    assert difference(after.opt_state, before.opt_state) == 0
+    clean, _ = step(after, update(512))
+    expected, _ = step(before, update(512))
+    assert difference(clean.params, expected.params) == 0
+
+
+def test_no_program_is_compiled_twice_for_a_shape():
+    _, step, state = setup()
+    state = copy(state)
+    state, _ = step(state, update(512))
+    sizes = step.accumulate._cache_size(), step.apply._cache_size(), step.prepare._cache_size()
+    for _ in range(2):
+        state, _ = step(state, update(512))
+    assert sizes == (step.accumulate._cache_size(), step.apply._cache_size(), step.prepare._cache_size())
+
+
+def test_drift_is_measured_from_the_start_of_the_stage_and_cosine_between_gradients():
+    _, step, state = setup()
+    batch = update(512)
+    gradient, _ = step.gradient(state, batch)
+    one, first = step(copy(state), batch)
+    np.testing.assert_allclose(first["drift"], first["update_norm"], rtol=1e-4)
+    assert first["gradient_cosine"] == 0
+    restarted = training.start_stage(one)
+    next_gradient, _ = step.gradient(restarted, batch)
+    _, second = step(restarted, batch)
+    np.testing.assert_allclose(second["drift"], second["update_norm"], rtol=1e-3)
+    a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in (gradient, next_gradient))
+    np.testing.assert_allclose(
+        second["gradient_cosine"], a @ b / np.linalg.norm(a) / np.linalg.norm(b), rtol=1e-4
+    )
+
+
+def test_norms_and_biases_are_not_decayed():
+    _, params = models.create(MODEL)
+    mask = training.optimizer.decay_mask(params)
+    assert mask["layers"]["q"]
+    assert mask["embed"]
+    assert not mask["norm"]
+    assert not mask["layers"]["attn_norm"]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_schedules_warm_up_and_end(schedule):
+    settings = Optimizer(learning_rate=1.0, schedule=schedule, warmup_updates=4)
+    rate = training.optimizer.learning_rate_schedule(settings, 20)
+    assert rate(0) == 0
+    assert float(rate(4)) == 1
+    np.testing.assert_allclose(rate(20), 1.0 if schedule == "constant" else 0.0, atol=1e-6)
