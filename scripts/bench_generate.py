@@ -220,6 +220,11 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
         "step_ms": 1e3 * seconds / stats.steps,
         "steps": stats.steps,
         "loops": stats.loops,
+        # Between two loops the device waits for the host. A call about as long as a loop means that the
+        # runtime keeps the caller until the loop has ended; otherwise it is the cost of a launch.
+        "host_ms_per_loop": 1e3 * stats.host_seconds / stats.loops,
+        "call_ms_per_loop": 1e3 * stats.call_seconds / stats.loops,
+        "loop_ms": 1e3 * seconds / stats.loops,
         "limit_tokens_per_s": limit,
         "share_of_limit": rate / limit,
         "compile_s": compiled - start,
@@ -288,16 +293,25 @@ class Steps:
         copies = tuple(noise.copy() for _ in shapes.keys), tuple(noise.copy() for _ in shapes.values)
         self.slots = dataclasses.replace(self.slots, keys=copies[0], values=copies[1])
 
-    def ms(self, filled: int, *, whole: bool = True, top_k: bool = False, top_p: bool = False) -> float:
+    def ms(
+        self,
+        filled: int,
+        *,
+        left: int = 1 << 20,
+        whole: bool = True,
+        top_k: bool = False,
+        top_p: bool = False,
+    ) -> float:
         """Milliseconds a step with `filled` cache entries a slot, the median of seven loops after a first.
 
-        A whole loop has 32 steps; one that is told to refill at once has 4.
+        A whole loop has 32 steps; one that is told to refill at once has 4; with nothing left to sample it
+        has none, and what is measured is the launch.
         """
         count = self.plan.slots
         times = []
         for _ in range(8):
             rows = free_rows(count)
-            rows.lengths[:], rows.left[:], rows.keys[:, 1] = filled, 1 << 20, np.arange(count)
+            rows.lengths[:], rows.left[:], rows.keys[:, 1] = filled, left, np.arange(count)
             self.slots = jax.block_until_ready(dataclasses.replace(self.slots, rows=jax.device_put(rows)))
             start = time.perf_counter()
             self.slots, emitted = decode(
@@ -310,8 +324,8 @@ class Steps:
                 top_k=top_k,
                 top_p=top_p,
             )
-            steps = int(emitted.steps)
-            times.append(1e3 * (time.perf_counter() - start) / steps)
+            steps = int(emitted.state[-1])
+            times.append(1e3 * (time.perf_counter() - start) / max(1, steps))
         return float(np.median(times[1:]))
 
 
@@ -333,6 +347,8 @@ def ablate(case: Case, slots: int) -> None:
     part(part="whole step", ms=full, limit_ms=limit, share_of_limit=limit / full)
     part(part="reading the filled cache", ms=full - steps.ms(1))
     part(part="loops of 4 steps instead of 32, more a step", ms=steps.ms(filled, whole=False) - full)
+    part(part="a loop of no step", ms=steps.ms(filled, left=0))
+    part(part="a loop of one step", ms=steps.ms(filled, left=1))
     part(part="top-p, more a step", ms=steps.ms(filled, top_p=True) - full)
     part(part="top-k, more a step", ms=steps.ms(filled, top_k=True) - full)
     del steps

@@ -14,7 +14,7 @@ from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh
 _MOST_SLOTS = {"cpu": 16}  # per data-parallel device; elsewhere `_MANY_SLOTS`, where decoding stops gaining
 _MANY_SLOTS = 2048
 _PREFILL_TOKENS = 8192
-_INSERTS = 64
+_FEWEST_INSERTS = 16
 _USABLE = 0.92  # of the free device memory; the rest is left to the compiler's temporaries
 
 
@@ -61,8 +61,8 @@ class SamplerPlan:
 
     @property
     def inserts(self) -> int:
-        """Slots filled by one call of the insert program."""
-        return min(self.slots, _INSERTS)
+        """Slots filled by one call of the insert program: more than a loop that ended early frees."""
+        return min(self.slots, max(_FEWEST_INSERTS, 4 * self.refill_at))
 
     @property
     def refill_at(self) -> int:

@@ -8,12 +8,16 @@
 
 Between two device loops the host looks at one small array (which slots became free), starts waiting samples
 in them and launches the next loop. Only then does it put finished responses together and hand them out, so
-whatever the caller does with them happens while the device decodes.
+whatever the caller does with them happens while the device decodes. A thread of its own calls the loop,
+because a runtime may keep the caller until a loop of unknown length has ended.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -31,16 +35,22 @@ from mugrpo_jax.sampling.programs import (
     free_rows,
     insert,
     mesh_of,
+    pack_entries,
     params_sharding,
     run_prompts,
     sampling_params,
 )
-from mugrpo_jax.sampling.requests import Request, Response
+from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
 
 
 @dataclasses.dataclass
 class Stats:
-    """Counts of a run so far."""
+    """Counts of a run so far.
+
+    `host_seconds` is the time between a loop's result and the call of the next loop, when the device waits
+    for the host; `call_seconds` is the time inside those calls, as long as the loops where the runtime keeps
+    the caller.
+    """
 
     slots: int
     steps: int = 0
@@ -48,6 +58,8 @@ class Stats:
     responses: int = 0
     loops: int = 0
     prompts: int = 0
+    host_seconds: float = 0.0
+    call_seconds: float = 0.0
 
     @property
     def occupancy(self) -> float:
@@ -57,18 +69,28 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """One sample of a request, and the prefilled row it starts from."""
+    """One sample of a request, and its row of what `insert` takes, all but the slot."""
 
     request: Request
     number: int
-    source: int
+    entry: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class _Started:
     sample: _Sample
     slot: int
-    loop: int  # the first device loop that decoded it
+    step: int  # of the run, the first that sampled it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """What a device loop emitted, its `state` already on the host, and when that was."""
+
+    emitted: Emitted
+    called: float
+    returned: float
+    arrived: float
 
 
 class Sampler:
@@ -97,6 +119,9 @@ class Sampler:
         shapes = abstract_slots(plan)
         self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, shapes.rows)
+        self._programs: dict[tuple[Any, ...], Any] = {}
+        self._thread = ThreadPoolExecutor(1, "decode")
+        self._under_way: Future[_Loop] | None = None
 
     def __enter__(self) -> "Sampler":
         return self
@@ -108,6 +133,8 @@ class Sampler:
 
     def close(self) -> None:
         """Let go of weights and cache; their memory is free once no run is under way."""
+        self._settle()
+        self._thread.shutdown()
         self._params = self._slots = None
 
     def warmup(self, *, top_k: bool = False, top_p: bool = False) -> None:
@@ -116,9 +143,9 @@ class Sampler:
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self._run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
-            self._insert(prompts, *_entries([], [], self.plan))
+            self._insert(prompts, [], [])
         for read in self.plan.read_buckets:
-            self._decode(self.plan.refill_at, read=read, top_k=top_k, top_p=top_p)
+            self._decode(self.plan.refill_at, read=read, top_k=top_k, top_p=top_p).result()
 
     def run(self, requests: Sequence[Request]) -> Iterator[Response]:
         """Sample every request; responses come in the order in which they finish.
@@ -135,38 +162,85 @@ class Sampler:
         self.stats = Stats(self.plan.slots)
         self._clear()
         run = _Run(self, requests)
-        finished: list[_Started] = []
         while run.fill():
             run.launch()
-            yield from run.collect(finished)
-            finished = run.wait()
-        yield from run.collect(finished)
+            yield from run.collect()
+            run.wait()
+        yield from run.collect()
 
     def _clear(self) -> None:
+        self._settle()
         rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
         self._slots = dataclasses.replace(self._slots, rows=rows)
 
+    def _settle(self) -> None:
+        """Wait for a loop that is still under way, as after a run that was given up: it holds the slots."""
+        if self._under_way is not None:
+            wait([self._under_way])  # whether it failed is told to the run that launched it
+            self._under_way = None
+
+    def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
+        """A program compiled once and then called directly, which spares looking at its static arguments."""
+        if name not in self._programs:
+            with mesh_of(self.plan):
+                self._programs[name] = lower().compile()
+        return self._programs[name]
+
     def _run_prompts(self, tokens: np.ndarray, lengths: np.ndarray) -> Cache:
-        with mesh_of(self.plan):
-            return run_prompts(self._graphdef, self._params, tokens, lengths)
+        program = self._program(
+            ("run_prompts", tokens.shape),
+            lambda: run_prompts.lower(self._graphdef, self._params, tokens, lengths),
+        )
+        return program(self._params, tokens, lengths)
 
-    def _insert(self, prompts: Cache, source: np.ndarray, target: np.ndarray, rows: Rows) -> None:
-        with mesh_of(self.plan):
-            self._slots = insert(self._slots, prompts, source, target, rows)
+    def _insert(self, prompts: Cache, samples: Sequence[_Sample], slots: Sequence[int]) -> None:
+        self._settle()
+        # Padded to the program's width with slots beyond the last.
+        width, count = self.plan.inserts, len(samples)
+        entries = _free_entries(width)
+        entries[:, 0] = np.arange(self.plan.slots, self.plan.slots + width)
+        if samples:
+            entries[:count] = [sample.entry for sample in samples]
+            entries[:count, 0] = slots
+        program = self._program(
+            ("insert", prompts.keys[0].shape), lambda: insert.lower(self._slots, prompts, entries)
+        )
+        self._slots = program(self._slots, prompts, entries)
 
-    def _decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Emitted:
-        with mesh_of(self.plan):
-            self._slots, emitted = decode(
+    def _decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[_Loop]:
+        self._settle()
+        limit = np.int32(refill_at)
+        # Compiled here: settings that the caller made for its own thread count.
+        program = self._program(
+            ("decode", read, top_k, top_p),
+            lambda: decode.lower(
                 self._graphdef,
                 self._params,
                 self._slots,
-                np.int32(refill_at),
+                limit,
                 steps=self.plan.steps,
                 read=read,
                 top_k=top_k,
                 top_p=top_p,
-            )
-        return emitted
+            ),
+        )
+        calling = threading.Event()
+        self._under_way = self._thread.submit(self._loop, program, limit, calling)
+        calling.wait()
+        return self._under_way
+
+    def _loop(self, program: Any, limit: np.int32, calling: threading.Event) -> _Loop:
+        """One device loop, in the thread of the loops."""
+        # From here on the interpreter is ours until the call lets go of it: the launch comes first, and the
+        # caller's thread goes on with what can wait.
+        calling.set()
+        called = time.perf_counter()
+        self._slots, emitted = program(self._params, self._slots, limit)
+        returned = time.perf_counter()
+        for array in (emitted.state, emitted.tokens, emitted.logprobs):
+            array.copy_to_host_async()
+        emitted = dataclasses.replace(emitted, state=np.asarray(emitted.state))
+        return _Loop(emitted, called, returned, time.perf_counter())
 
 
 class _Run:
@@ -181,65 +255,60 @@ class _Run:
         self.ready: collections.deque[_Sample] = collections.deque()
         self.free = list(range(self.plan.slots))
         self.busy: dict[int, _Started] = {}
-        self.lengths = np.zeros(self.plan.slots, np.int64)
-        self.emitted: dict[int, Emitted] = {}
+        self.finished: list[_Started] = []
+        self.lengths = np.zeros(self.plan.slots, np.int64)  # of busy slots, counting the token to be sampled
+        self.history = _History(self.plan)
+        self.latest: _Loop | None = None
 
     def fill(self) -> bool:
         """Start waiting samples in the free slots; whether any slot is busy then."""
         while self.free and (self.ready or self.waiting):
             if not self.ready:
-                self.ready.extend(self._prefill())
+                self._prefill()
             count = min(len(self.free), len(self.ready), self.plan.inserts)
             samples = [self.ready.popleft() for _ in range(count)]
             slots, self.free = self.free[:count], self.free[count:]
-            self.sampler._insert(self.prompts, *_entries(samples, slots, self.plan))
+            self.sampler._insert(self.prompts, samples, slots)
             for sample, slot in zip(samples, slots):
-                self.busy[slot] = _Started(sample, slot, self.stats.loops)
+                self.busy[slot] = _Started(sample, slot, self.stats.steps)
                 self.lengths[slot] = len(sample.request.prompt)
         return bool(self.busy)
 
     def launch(self) -> None:
         """Send the next device loop on its way."""
-        longest = int(self.lengths[list(self.busy)].max())
-        reach = min(longest + self.plan.steps, self.plan.cache_length)
-        emitted = self.sampler._decode(
+        reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
+        self.loop = self.sampler._decode(
             self.plan.refill_at if self.ready or self.waiting else self.plan.slots + 1,
             read=next(read for read in self.plan.read_buckets if read >= reach),
             top_k=self.top_k,
             top_p=self.top_p,
         )
-        for array in jax.tree.leaves(emitted):
-            array.copy_to_host_async()
-        self.emitted[self.stats.loops] = emitted
 
-    def wait(self) -> list[_Started]:
+    def wait(self) -> None:
         """Wait for the device loop and take the samples it finished out of their slots."""
-        emitted = self.emitted[self.stats.loops]
-        steps = int(emitted.steps)
+        loop, before = self.loop.result(), self.latest
+        *_, steps = left = loop.emitted.state
+        self.latest = loop
         self.stats.loops += 1
-        self.stats.steps += steps
+        self.stats.steps += int(steps)
+        self.stats.call_seconds += loop.returned - loop.called
+        self.stats.host_seconds += loop.called - before.arrived if before else 0.0
+        freed = np.flatnonzero(left[:-1] == 0)
         self.lengths += steps
-        freed = np.flatnonzero(np.asarray(emitted.left) == 0).tolist()
-        finished = [self.busy.pop(slot) for slot in freed if slot in self.busy]
-        self.free += [done.slot for done in finished]
-        return finished
+        self.lengths[freed] = 0
+        self.finished = [self.busy.pop(slot) for slot in freed.tolist() if slot in self.busy]
+        self.free += [done.slot for done in self.finished]
 
-    def collect(self, finished: list[_Started]) -> Iterator[Response]:
+    def collect(self) -> Iterator[Response]:
         """Put finished responses together; called while the device works on the next loop."""
-        last = self.stats.loops
-        if last:
-            self.stats.tokens += int((np.asarray(self.emitted[last - 1].tokens) >= 0).sum())
-        for done in finished:
-            loops = [self.emitted[loop] for loop in range(done.loop, last)]
-            tokens = np.concatenate([np.asarray(loop.tokens)[:, done.slot] for loop in loops])
-            logprobs = np.concatenate([np.asarray(loop.logprobs)[:, done.slot] for loop in loops])
+        if self.latest is not None:
+            self.stats.tokens += self.history.add(self.latest.emitted)
+        for done in self.finished:
             self.stats.responses += 1
-            yield _response(done.sample, tokens[tokens >= 0], logprobs[tokens >= 0])
-        needed = min((started.loop for started in self.busy.values()), default=last)
-        self.emitted = {loop: emitted for loop, emitted in self.emitted.items() if loop >= needed}
+            yield _response(done.sample, *self.history.since(done.step, done.slot))
 
-    def _prefill(self) -> list[_Sample]:
-        """Run the next batch of prompts; their samples, ready to be inserted."""
+    def _prefill(self) -> None:
+        """Run the next batch of prompts and make their samples ready to be inserted."""
         bucket, requests = self.waiting.take()
         tokens = np.zeros((self.plan.prefill_rows(bucket), bucket), np.int32)
         lengths = np.ones(len(tokens), np.int32)
@@ -248,11 +317,39 @@ class _Run:
             tokens[row, : lengths[row]] = request.prompt
         self.prompts = self.sampler._run_prompts(tokens, lengths)
         self.stats.prompts += len(requests)
-        return [
-            _Sample(request, number, row)
-            for row, request in enumerate(requests)
-            for number in range(len(request.seeds))
-        ]
+        samples = [(request, number) for request in requests for number in range(len(request.seeds))]
+        self.ready.extend(_Sample(*sample, entry) for sample, entry in zip(samples, _entries(requests)))
+
+
+class _History:
+    """What the slots sampled lately, one row a slot and one column a step, for responses to be cut out of."""
+
+    def __init__(self, plan: SamplerPlan) -> None:
+        self.kept = plan.max_length + plan.steps  # no response that is still wanted began earlier
+        self.tokens = np.empty((plan.slots, 2 * self.kept), np.int32)
+        self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
+        self.first = 0  # the step in column 0
+        self.filled = 0
+
+    def add(self, emitted: Emitted) -> int:
+        """Append a loop; how many tokens it sampled."""
+        steps = int(emitted.state[-1])
+        if self.filled + steps > self.tokens.shape[1]:
+            drop = self.filled - self.kept
+            for array in (self.tokens, self.logprobs):
+                array[:, : self.kept] = array[:, drop : self.filled]
+            self.first, self.filled = self.first + drop, self.kept
+        new = slice(self.filled, self.filled + steps)
+        self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
+        self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
+        self.filled += steps
+        return int((self.tokens[:, new] >= 0).sum())
+
+    def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and log-probs of the response that began with a step."""
+        tokens = self.tokens[slot, step - self.first : self.filled]
+        logprobs = self.logprobs[slot, step - self.first : self.filled]
+        return tokens[tokens >= 0], logprobs[tokens >= 0]
 
 
 class _Prompts:
@@ -279,23 +376,31 @@ class _Prompts:
         return bucket, requests
 
 
-def _entries(
-    samples: Sequence[_Sample], slots: Sequence[int], plan: SamplerPlan
-) -> tuple[np.ndarray, np.ndarray, Rows]:
-    """Arguments of `insert`, padded to its fixed width with targets beyond the last slot."""
-    source = np.zeros(plan.inserts, np.int32)
-    target = np.arange(plan.slots, plan.slots + plan.inserts, dtype=np.int32)
-    rows = free_rows(plan.inserts)
-    for i, (sample, slot) in enumerate(zip(samples, slots)):
-        request, seed = sample.request, int(sample.request.seeds[sample.number])
-        source[i], target[i] = sample.source, slot
-        rows.lengths[i] = len(request.prompt) - 1
-        rows.tokens[i] = request.prompt[-1]
-        rows.left[i] = request.limits[sample.number]
-        rows.keys[i] = seed >> 32, seed & 0xFFFFFFFF  # `jax.random.key(seed)`, with all 64 bits of the seed
-        rows.temperature[i], rows.top_k[i], rows.top_p[i] = request.temperature, request.top_k, request.top_p
-        rows.stops[i, : len(request.stop)] = request.stop
-    return source, target, rows
+def _entries(requests: Sequence[Request]) -> np.ndarray:
+    """The samples of requests as `insert` takes them, without their slots."""
+    counts = [len(request.seeds) for request in requests]
+    seeds = np.concatenate([np.asarray(request.seeds, np.uint64) for request in requests])
+
+    def each(values: Sequence[Any], dtype: Any) -> np.ndarray:
+        return np.repeat(np.array(values, dtype), counts, axis=0)
+
+    rows = Rows(
+        lengths=each([len(request.prompt) - 1 for request in requests], np.int32),
+        tokens=each([request.prompt[-1] for request in requests], np.int32),
+        left=np.concatenate([request.limits for request in requests]).astype(np.int32),
+        keys=seeds.astype(">u8").view(">u4").astype(np.uint32).reshape(-1, 2),  # as in `jax.random.key(seed)`
+        temperature=each([request.temperature for request in requests], np.float32),
+        top_k=each([request.top_k for request in requests], np.int32),
+        top_p=each([request.top_p for request in requests], np.float32),
+        stops=each(
+            [(*request.stop, *[-1] * (MAX_STOPS - len(request.stop))) for request in requests], np.int32
+        ),
+    )
+    return pack_entries(np.zeros(len(seeds), np.int32), each(range(len(requests)), np.int32), rows)
+
+
+def _free_entries(count: int) -> np.ndarray:
+    return pack_entries(np.zeros(count, np.int32), np.zeros(count, np.int32), free_rows(count))
 
 
 def _response(sample: _Sample, tokens: np.ndarray, logprobs: np.ndarray) -> Response:

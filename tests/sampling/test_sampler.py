@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import threading
+import time
 import weakref
 
 import jax
@@ -206,6 +208,65 @@ def test_the_next_loop_is_under_way_when_responses_are_handed_out(sampler, monke
     run = sampler.run([Request([5, 6], request_seeds(i, samples=4), 9, index=i) for i in range(5)])
     ahead = [len(launched) - sampler.stats.loops for _ in run]
     assert ahead == [1] * 16 + [0] * 4  # after the last loop nothing is left to launch
+
+
+def test_responses_are_handed_out_while_the_call_of_a_loop_lasts(sampler, monkeypatch):
+    held, loop = threading.Event(), sampler._loop
+
+    def slow(program, limit, calling):
+        calling.set()
+        assert sampler.stats.loops == 0 or held.wait(60)  # the second loop lasts until a response is out
+        return loop(program, limit, calling)
+
+    monkeypatch.setattr(sampler, "_loop", slow)
+    run = sampler.run([Request([5, 6], [1, 2, 3, 4, 5], [2, 2, 2, 70, 2])])
+    assert len(next(run).tokens) == 2 and not sampler._under_way.done()
+    held.set()
+    assert len(list(run)) == 4
+
+
+def test_a_run_given_up_in_the_middle_of_a_loop_leaves_the_slots_usable(
+    sampler, mixed, results, wanted, monkeypatch
+):
+    loop = sampler._loop
+
+    def slow(program, limit, calling):
+        def lasting(*arguments):
+            outcome = program(*arguments)
+            time.sleep(0.2)
+            return outcome
+
+        return loop(lasting, limit, calling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "_loop", slow)
+        given_up = sampler.run(mixed)
+        next(given_up)
+    assert not sampler._under_way.done()
+    # Fewer samples than slots: what the given-up run left in the others must be gone.
+    [single] = sampler.run([Request([5, 9], [1], 30)])
+    assert sampler.stats.tokens == len(single.tokens) == 30
+    assert results(sampler, mixed) == wanted
+
+
+def test_long_runs_keep_a_bounded_history(model, plan):
+    lengths = [1 + 13 * i % 80 for i in range(40)]
+    requests = [Request([i + 1, 7], [i], length, index=i) for i, length in enumerate(lengths)]
+    with Sampler(*model, plan(2, steps=8)) as few, Sampler(*model, plan(40, steps=8)) as all_at_once:
+        served = {r.index: r for r in few.run(requests)}
+        assert few.stats.steps > 4 * (few.plan.max_length + 8)  # its window has moved on several times
+        assert sorted(served) == list(range(40))
+        for response in all_at_once.run(requests):
+            np.testing.assert_array_equal(served[response.index].tokens, response.tokens)
+            np.testing.assert_allclose(served[response.index].logprobs, response.logprobs, atol=1e-5)
+            assert len(response.tokens) == lengths[response.index]
+
+
+def test_time_between_loops_is_counted(sampler):
+    for _ in sampler.run([Request([5, 6], request_seeds(i, samples=4), 9, index=i) for i in range(3)]):
+        time.sleep(0.05)  # longer than a loop lasts here, so the device waits for the caller
+    assert sampler.stats.loops > 1
+    assert sampler.stats.host_seconds > 0.1 and sampler.stats.call_seconds > 0
 
 
 @pytest.fixture
