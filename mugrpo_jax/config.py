@@ -148,6 +148,7 @@ class Evaluation(Section):
     """Held-out accuracy before the first stage and after each."""
 
     problems: int = key(256, "held-out problems; 0 turns evaluation off", least=0)
+    every: int = key(1, "stages between evaluations; the first and the last are always evaluated", least=1)
     samples: int = key(1, "responses per problem", least=1)
     temperature: float = key(1.0, "sampling temperature; 0 is greedy", least=0)
     top_p: float = key(1.0, "nucleus truncation")

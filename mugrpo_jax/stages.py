@@ -17,6 +17,7 @@ How it departs from GRPO (arXiv 2402.03300):
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from mugrpo_jax import replay, training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.rollouts import Group, Rollout, Stage, UpdateStream, open_stage, plan_buckets
+from mugrpo_jax.rollouts.store import read_json
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
 from mugrpo_jax.sampling import Request, Response, Sampler, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
@@ -46,13 +48,14 @@ def train(config: RunConfig, folder: Path) -> Path:
             state, cursor = job.resume()
             for stage in range(cursor.stage, config.stages.stop):
                 if cursor.update == 0:
-                    job.evaluate(state, cursor)
+                    job.evaluate(state, cursor, due=not job.run.journal.read("evaluation"))
                     state = training.start_stage(state)  # θ becomes b, the behavior policy
                 rollouts = job.generate(state, stage, cursor)
                 for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
                     job.maybe_save(state, cursor)
                 cursor = Cursor(stage=stage + 1, updates=cursor.updates)
-                job.save(state, cursor, accuracy=job.evaluate(state, cursor))
+                due = cursor.stage % config.evaluation.every == 0 or cursor.stage == config.stages.stop
+                job.save(state, cursor, accuracy=job.evaluate(state, cursor, due=due))
             job.close()
     return folder
 
@@ -173,18 +176,21 @@ class Job:
             prompts=self.config.prompts_per_stage,
             prompts_per_shard=self.config.sampling.prompts_per_shard,
         )
+        started = time.monotonic()
+        figures: dict[str, Any] = {}
         if stage.manifest() is None:
             if cursor.update:
                 raise ConfigError(
                     f"{stage.folder}: the rollouts of the stage under way are gone; restore them"
                 )
-            started = time.monotonic()
             mine = [s for s in stage.missing_shards() if s % jax.process_count() == jax.process_index()]
             figures = self._generate_shards(state.params, stage, stage_index, mine) if mine else {}
             _barrier(f"stage-{stage_index}")
             if jax.process_index() == 0:
-                self._record_stage(stage, stage_index, cursor, figures, time.monotonic() - started)
+                stage.commit()
             _barrier(f"stage-{stage_index}-manifest")
+        if not cursor.update and not self.run.journal.has("stage", cursor.updates):
+            self._record_stage(stage, stage_index, cursor, figures, time.monotonic() - started)
         return open_stage(stage.folder)
 
     def _generate_shards(
@@ -210,7 +216,7 @@ class Job:
     def _record_stage(
         self, stage: Stage, stage_index: int, cursor: Cursor, figures: dict[str, Any], seconds: float
     ) -> None:
-        manifest = stage.commit()
+        manifest = read_json(stage.folder / "manifest.json")
         responses = manifest["responses"]
         self.run.journal.write(
             {
@@ -350,6 +356,7 @@ class Job:
         cursor = Cursor()
         if store.latest() is not None:
             state, cursor = store.restore(state)
+        self.run.journal.rewind(cursor.updates - warm.updates)
         longest = max(len(prompt) + len(solution) for prompt, solution in rows)
         buckets = plan_buckets(
             longest,
@@ -395,11 +402,11 @@ class Job:
 
     # -- evaluation
 
-    def evaluate(self, state: TrainState, cursor: Cursor) -> float | None:
+    def evaluate(self, state: TrainState, cursor: Cursor, *, due: bool = True) -> float | None:
         """Held-out accuracy of the current weights, once per place in the run."""
         wanted, journal = self.config.evaluation, self.run.journal
         problems = list(self.task.test[: wanted.problems])
-        if not problems or wanted.problems == 0:
+        if not (problems and due):
             return None
         for record in journal.read("evaluation"):
             if record["updates"] == cursor.updates:
@@ -490,6 +497,7 @@ class _OpenShards:
         return Group(index, self.problems[index].id, response.prompt_tokens, tuple(rollouts))
 
 
+@functools.lru_cache(maxsize=2)
 def _order(seed: int, passes: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, passes)).permutation(count)
 

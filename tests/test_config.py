@@ -54,7 +54,10 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("batch.stages=0", "batch.stages: must be at least 1, got 0"),
         ("batch.responses_per_prompt=1", "batch.responses_per_prompt: must be at least 2, got 1"),
         ("batch.epochs_per_stage=0", "batch.epochs_per_stage: must be at least 1, got 0"),
-        ("batch.epochs_per_stage=3", "batch.epochs_per_stage: 3 does not divide batch.updates_per_stage=1024"),
+        (
+            "batch.epochs_per_stage=3",
+            "batch.epochs_per_stage: 3 does not divide batch.updates_per_stage=1024",
+        ),
         ("batch.tokens_per_micro_batch=100", "does not hold one row of 4096 tokens"),
         ("batch.length_multiple=0", "batch.length_multiple: must be at least 1, got 0"),
         ("checkpoints.every=0", "checkpoints.every: must be at least 1, got 0"),

@@ -1,0 +1,56 @@
+"""Runs `stages.train` and kills itself at a chosen point: `kill_driver.py CONFIG OUT POINT COUNT`.
+
+POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import stages
+from mugrpo_jax.rollouts import store
+from mugrpo_jax.run import Journal
+from mugrpo_jax.tasks.scoring import InlineScorer
+from mugrpo_jax.training import CheckpointStore, UpdateStep
+
+
+def at(owner, name, count, signal_number, *, after=False):
+    """Make the `count`-th call of a function the last thing this process does (SIGTERM: lets it go on)."""
+    original, seen = getattr(owner, name), [0]
+
+    def wrapped(*arguments, **keywords):
+        seen[0] += 1
+        mine = seen[0] == count
+        if mine and not after:
+            os.kill(os.getpid(), signal_number)
+        result = original(*arguments, **keywords)
+        if mine and after:
+            os.kill(os.getpid(), signal_number)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+POINTS = {
+    "scoring": (InlineScorer, "submit", False),
+    "before a shard": (store.Stage, "write_shard", False),
+    "inside a shard": (store, "write_json", False),  # the records are written, nothing is renamed
+    "before the manifest": (store.Stage, "commit", False),
+    "before an update": (UpdateStep, "gradient", False),
+    "after an update": (UpdateStep, "gradient", True),
+    "journal": (Journal, "write", True),
+    "while saving": (CheckpointStore, "save", True),  # the write goes on in the background
+}
+
+if __name__ == "__main__":
+    config, out, point, count = sys.argv[1:5]
+    number = signal.SIGTERM if "term" in sys.argv[5:] else signal.SIGKILL
+    if point != "none":
+        owner, name, after = POINTS[point]
+        at(owner, name, int(count), number, after=after)
+    try:
+        stages.train(configs.load(config), Path(out))
+    except stages.Stopped:
+        sys.exit(75)

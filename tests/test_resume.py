@@ -1,0 +1,122 @@
+"""A killed run continues with the same command and ends exactly as if nothing had happened."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mugrpo_jax import rollouts
+
+CONFIG = """
+model:
+  source: tiny
+  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
+  compute_dtype: float32
+  sampling_dtype: float32
+  remat: none
+task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 6}, scorers: 0}
+sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 4}
+batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, stages: 2,
+        tokens_per_micro_batch: 128, length_multiple: 16}
+optimizer: {learning_rate: 1.0e-3}
+warm_start: {updates: 4, rows_per_update: 8}
+evaluation: {problems: 6}
+checkpoints: {every: 2, keep_last: 3}
+"""
+
+KILLS = [
+    [("scoring", 20)],
+    [("before a shard", 2)],
+    [("inside a shard", 3)],
+    [("before the manifest", 1), ("before the manifest", 1)],
+    [("before an update", 9), ("after an update", 2)],
+    [("journal", 12), ("journal", 1)],
+    [("while saving", 3), ("while saving", 1)],
+]
+
+
+def run(folder: Path, point: str = "none", count: int = 0, *more: str) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    driver = Path(__file__).with_name("kill_driver.py")
+    command = [
+        sys.executable,
+        str(driver),
+        str(folder.parent / "config.yaml"),
+        str(folder),
+        point,
+        str(count),
+    ]
+    return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "config.yaml").write_text(CONFIG)
+    done = run(folder / "whole")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def outcome(folder: Path):
+    """Everything that must be the same: parameters, metrics without seconds, rollouts."""
+    step = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    options = ocp.CheckpointManagerOptions(step_format_fixed_length=6)
+    with ocp.CheckpointManager((folder / "checkpoints").absolute(), options=options) as manager:
+        state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+    journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in journal:
+        record.pop("seconds", None)
+    groups = [
+        rollouts.encode(group)
+        for stage in sorted((folder / "rollouts").iterdir())
+        for group in rollouts.read_groups(rollouts.open_stage(stage))
+    ]
+    return step, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], journal, groups
+
+
+def assert_same(folder: Path, base: Path) -> None:
+    step, state, journal, groups = outcome(folder)
+    whole_step, whole_state, whole_journal, whole_groups = outcome(base / "whole")
+    assert step == whole_step == 12
+    assert all((a == b).all() for a, b in zip(state, whole_state, strict=True))
+    assert journal == whole_journal
+    assert groups == whole_groups
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=lambda kills: " then ".join(point for point, _ in kills))
+def test_a_killed_run_ends_as_if_nothing_had_happened(base, tmp_path_factory, kills):
+    folder = base / ("killed-" + "-".join(f"{point}{count}" for point, count in kills).replace(" ", "_"))
+    for point, count in kills:
+        killed = run(folder, point, count)
+        assert killed.returncode == -9, killed.stderr
+    committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, base)
+    kept = {path: path.stat().st_mtime_ns for path in committed}
+    assert kept == committed  # no committed rollout was generated again
+
+
+def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
+    folder = base / "terminated"
+    stopped = run(folder, "before an update", 9, "term")
+    assert stopped.returncode == 75, stopped.stderr
+    assert (
+        folder / "checkpoints" / "000005"
+    ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, base)
