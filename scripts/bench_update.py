@@ -73,7 +73,7 @@ class Case:
 
 CASES = (
     Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 32, "none", False),
-    Case("smollm2-135m", SMOLLM2_135M, 256, 640, 64, "none", False),
+    Case("smollm2-135m", SMOLLM2_135M, 256, 640, 128, "none", False),
 )
 SMALL_CASE = Case("small", SMALL, 8, 64, 4, "dots", True)
 
@@ -203,17 +203,20 @@ def measure_torch(case: Case, repeats: int, peak: float) -> None:
     except ImportError as error:
         say(case=case.name, framework="transformers on torch", error=f"not installed ({error})")
         return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     hf = to_hf(case.model)
     config = AutoConfig.for_model(hf.pop("model_type"), **hf)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda()
-    for micro_rows in (case.rows // 16, case.rows // 32):
-        tokens = torch.randint(0, case.model.vocab_size, (micro_rows, case.length), device="cuda")
+    with torch.device(device):  # random weights are drawn there: on the CPU that alone takes minutes
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for micro_rows in (max(case.rows // 16, 1), max(case.rows // 32, 1)):
+        tokens = torch.randint(0, case.model.vocab_size, (micro_rows, case.length), device=device)
 
         def run(tokens: Any = tokens, micro_rows: int = micro_rows) -> None:
             model.zero_grad(set_to_none=True)
             for _ in range(case.rows // micro_rows):
                 model(input_ids=tokens, labels=tokens).loss.backward()
-            torch.cuda.synchronize()
+            if device == "cuda":
+                torch.cuda.synchronize()
 
         try:
             run()
