@@ -506,7 +506,7 @@ def _advance(bar: Any, sampler: Sampler, shards: _OpenShards) -> None:
     bar.update()
     if bar.n % 64 == 0:
         reward = f"{shards.reward / shards.scored:.3f}" if shards.scored else "–"
-        elapsed = max(time.monotonic() - bar.started, 1e-9)
+        elapsed = max(bar.format_dict["elapsed"], 1e-9)
         bar.set_postfix(
             {
                 "tok/s": f"{sampler.stats.tokens / elapsed:,.0f}",
@@ -524,11 +524,8 @@ def _headline(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
-    bar = tqdm(
-        total=total, desc=title, unit=unit, initial=initial, disable=jax.process_index() > 0, mininterval=0.5
-    )
-    bar.started = time.monotonic()
-    return bar
+    quiet = jax.process_index() > 0
+    return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
 
 
 def _barrier(name: str) -> None:

@@ -55,7 +55,9 @@ SMOLLM2_135M = ModelConfig(
     rope_theta=1e5,
     norm_eps=1e-5,
 )
-SMALL = dataclasses.replace(SMOLLM2_135M, vocab_size=512, hidden_size=144, num_layers=2, intermediate_size=128)
+SMALL = dataclasses.replace(
+    SMOLLM2_135M, vocab_size=512, hidden_size=144, num_layers=2, intermediate_size=128
+)
 
 
 @dataclasses.dataclass(frozen=True)
