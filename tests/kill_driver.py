@@ -11,7 +11,7 @@ from pathlib import Path
 from mugrpo_jax import config as configs
 from mugrpo_jax import stages
 from mugrpo_jax.rollouts import store
-from mugrpo_jax.run import Journal
+from mugrpo_jax.run import Journal, Stopped
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 
@@ -52,5 +52,5 @@ if __name__ == "__main__":
         at(owner, name, int(count), number, after=after)
     try:
         stages.train(configs.load(config), Path(out))
-    except stages.Stopped:
+    except Stopped:
         sys.exit(75)
