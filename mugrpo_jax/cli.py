@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.run(arguments)
     except Stopped:
         return 0
+    except KeyboardInterrupt:
+        print("mugrpo: interrupted; the same command continues", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

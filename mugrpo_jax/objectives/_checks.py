@@ -4,17 +4,21 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
 
 def is_number(value: Any) -> bool:
-    """True for a plain Python or NumPy number, false for a traced value, which cannot be compared."""
+    """True for a number that can be compared now; false for a traced value."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Refuse a value that is not one of the choices."""
-    if value not in (choices := tuple(choices)):
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} is {value!r}; possible: {', '.join(map(repr, choices))}")
 
 
@@ -28,6 +32,8 @@ def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = Fals
     """Refuse a number below `low` (or at it, when strict), and NaN. Traced values pass."""
     if isinstance(value, (str, bool)) or value is None:
         raise ValueError(f"{name} is {value!r}; possible: a number")
+    if np.ndim(value) != 0:
+        raise ValueError(f"{name} has shape {np.shape(value)}; possible: a single number")
     if is_number(value) and not (value > low if strict else value >= low):
         raise ValueError(
             f"{name} is {value}; possible: a number {'above' if strict else 'not below'} {low:g}"

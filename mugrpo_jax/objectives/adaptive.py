@@ -84,6 +84,7 @@ def m2po(
     harmful = _harmful(tokens)
     log_ratio = stop_gradient(tokens.log_ratio)
     bound = _m2po_bound(jnp.abs(log_ratio), harmful, threshold, form) if log_bound is None else log_bound
+    check_number("log_bound", bound)
     bound = stop_gradient(jnp.asarray(bound, jnp.float32))
     if form == "mask":
         clipped = harmful & (jnp.abs(log_ratio) > bound)
@@ -215,6 +216,7 @@ def p3o(
     tokens = read_tokens(logp, behavior_logp, advantages, mask)
     if ess is None:
         ess = effective_sample_size(tokens.log_ratio, tokens.mask)
+    check_number("ess", ess)
     ess = stop_gradient(jnp.asarray(ess, jnp.float32))
     ratio = stop_gradient(tokens.ratio)
     kl = _behavior_kl(tokens.log_ratio, safe=safe_kl)
@@ -301,6 +303,8 @@ def bapo(
             step=step,
             target=target,
         )
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ValueError(f"bounds is {bounds!r}; possible: a pair (c_l, c_h)")
     check_bounds(*bounds, names=("bounds[0]", "bounds[1]"))
     low, high = (stop_gradient(jnp.asarray(bound, jnp.float32)) for bound in bounds)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high)

@@ -42,11 +42,12 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
     rewards = jnp.asarray(rewards).astype(jnp.float32)
     group = rewards.shape[1]
     centred = jnp.where(equal, 0.0, rewards - rewards.mean(axis=1, keepdims=True))
-    if kind == "std":
-        return centred / (rewards.std(axis=1, ddof=1, keepdims=True) + eps)
-    if kind == "batch_std":
-        return centred / (rewards.std(ddof=1) + eps)
-    return centred * group / (group - 1) if kind == "rloo" else centred
+    if kind == "rloo":
+        return centred * group / (group - 1)
+    if kind == "mean":
+        return centred
+    spread = rewards.std(axis=1, ddof=1, keepdims=True) if kind == "std" else rewards.std(ddof=1)
+    return centred / jnp.where(equal, 1.0, spread + eps)  # equal groups stay 0 even without an eps
 
 
 def equal_groups(rewards: ArrayLike) -> jax.Array:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank
@@ -43,6 +44,7 @@ def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -
     """
     check_choice("aggregation", aggregation, AGGREGATIONS)
     check_rank("mask", mask, 2, "[B, T]")
+    mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
     valid = mask != 0
     if aggregation == "token_mean":
         return valid.sum()
@@ -61,6 +63,7 @@ def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -
     [[0.25, 0.25], [0.5, 0.0]]
     """
     check_choice("aggregation", aggregation, AGGREGATIONS)
+    check_number("denominator", denominator)
     valid = (mask != 0).astype(jnp.float32)
     total = jnp.asarray(denominator, jnp.float32)
     shares = valid / jnp.where(total > 0, total, 1.0)  # nothing to average: a loss of zero

@@ -52,12 +52,25 @@ _PER_CALL = (
 )
 
 
+class _FixedDict(dict[str, Any]):
+    """A dict that cannot be changed, yet is a dict to `asdict`, json and pickle."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("the knobs of an ObjectiveConfig are fixed; build another one")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FixedDict, (dict(self),)
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """Names an objective and the knobs that differ from its defaults.
 
     Validated when built: an unknown name, an unknown knob or a value the objective refuses is a `ValueError`.
-    Hashable by content, so it can be a static argument of a jitted function; do not change `knobs` in place.
+    Hashable by content, so it can be a static argument of a jitted function.
 
     Attributes:
       name: a key of `OBJECTIVES`.
@@ -80,7 +93,7 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         """Check names and values; the objective itself checks the values, on abstract arrays."""
         check_choice("name", self.name, OBJECTIVES)
-        object.__setattr__(self, "knobs", dict(self.knobs))
+        object.__setattr__(self, "knobs", _FixedDict(self.knobs))
         function = OBJECTIVES[self.name]
         known = _defaults(function)
         for knob, value in self.knobs.items():

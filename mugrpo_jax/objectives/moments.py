@@ -55,8 +55,9 @@ def ess_from_sums(sums: ArrayLike) -> jax.Array:
     0.75
     """
     total, squares, count = jnp.asarray(sums)
-    ess = total**2 / ((squares + 1e-8) * jnp.maximum(count, 1.0))
-    return jnp.where((count > 0) & jnp.isfinite(ess) & jnp.isfinite(squares), ess, 1.0)
+    # Two quotients instead of one: the square of a finite sum can leave the range of float32.
+    ess = total / (squares + 1e-8) * (total / jnp.maximum(count, 1.0))
+    return jnp.where((count > 0) & jnp.isfinite(total) & jnp.isfinite(squares), ess, 1.0)
 
 
 def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:

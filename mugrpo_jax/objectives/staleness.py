@@ -65,7 +65,12 @@ def update_size(step_norms: ArrayLike, learning_rate: ArrayLike) -> float:
     >>> round(update_size([1e-4, 3e-4, 2e-4], 1e-6), 6)
     200.0
     """
-    return float(np.median(np.asarray(step_norms, np.float64) / np.asarray(learning_rate, np.float64)))
+    norms = np.asarray(step_norms, np.float64)
+    norms, rates = np.broadcast_arrays(norms, np.asarray(learning_rate, np.float64))
+    moving = rates > 0  # the first step of a warm-up moves nothing
+    if not moving.any():
+        raise ValueError(f"learning_rate is {learning_rate}; possible: above 0 for at least one update")
+    return float(np.median(norms[moving] / rates[moving]))
 
 
 def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float) -> float:

@@ -52,7 +52,7 @@ def transform_logits(
         weights = jnp.where(keys >= cut[..., None], jnp.exp(z - peak), 0)
         target = top_p * weights.sum(-1)
         edge = _largest(lambda t: jnp.where(keys >= t[..., None], weights, 0).sum(-1) >= target, cut.shape)
-        cut = jnp.where(top_p < 1, edge, cut)
+        cut = jnp.where(top_p < 1, jnp.maximum(edge, cut), cut)
     return jnp.where(keys >= cut[..., None], z, -jnp.inf)
 
 

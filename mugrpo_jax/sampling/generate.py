@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from mugrpo_jax.models.loading import LoadedModel, load_model
-from mugrpo_jax.sampling.plan import plan_sampler
+from mugrpo_jax.models import ModelConfig, Tokenizer
+from mugrpo_jax.models.loading import LoadedModel, load_model, model_shape, model_tokenizer
+from mugrpo_jax.sampling.plan import SamplerPlan, plan_sampler
 from mugrpo_jax.sampling.requests import Request, Response, request_seeds
 from mugrpo_jax.sampling.sampler import Sampler
 
@@ -110,6 +111,8 @@ def generate_file(
     Returns:
       How many responses were written by this call.
     """
+    if jax.process_count() > 1:
+        raise ValueError("generate: runs on one host; split the prompts into a file for each")
     prompts, out, chosen = Path(prompts), Path(out), Settings(**settings)
     wanted = _read_prompts(prompts)
     digest = hashlib.sha256(prompts.read_bytes()).hexdigest()
@@ -137,11 +140,14 @@ def _records(
     dtype = jnp.dtype(settings.dtype)
     if not len(prompts) or len(done) == len(prompts) * settings.samples:
         return
-    loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype)
-    requests, names = _requests(loaded, prompts, settings, done)
+    if isinstance(model, LoadedModel):
+        config, tokenizer = model.config, model.tokenizer
+    else:
+        config, tokenizer = model_shape(model), model_tokenizer(model)
+    requests, names = _requests(config, tokenizer, prompts, settings, done)
     longest = max(len(request.prompt) for request in requests)
     plan = plan_sampler(
-        loaded.config,
+        config,
         max_prompt=longest,
         max_length=longest + settings.max_tokens,
         slots=slots,
@@ -151,9 +157,9 @@ def _records(
     )
     bar = tqdm(total=len(names), unit=" responses", disable=not progress)
     bar.write(str(plan)) if progress else None
-    with bar, Sampler(loaded.graphdef, loaded.params, plan) as sampler:
+    with bar, _sampler(model, plan) as sampler:
         for response in sampler.run(requests):
-            yield _record(response, names[response.index, response.sample], loaded)
+            yield _record(response, names[response.index, response.sample], tokenizer)
             bar.update()
             rate = sampler.stats.tokens / max(1e-9, bar.format_dict["elapsed"])
             bar.set_postfix_str(
@@ -161,18 +167,28 @@ def _records(
             )
 
 
+def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
+    """A sampler that alone holds the weights, unless the caller holds them too."""
+    loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=plan.dtype, mesh=plan.mesh)
+    return Sampler(loaded.graphdef, loaded.params, plan)
+
+
 def _requests(
-    loaded: LoadedModel, prompts: Sequence[Prompt], settings: Settings, done: Collection[Name]
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    done: Collection[Name],
 ) -> tuple[list[Request], dict[Name, int]]:
     """What is still to be sampled, and the number of each sample of a request in the whole group."""
     requests: list[Request] = []
     numbers: dict[Name, int] = {}
     for index, prompt in enumerate(prompts):
-        tokens = loaded.tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else prompt
-        if len(tokens) + settings.max_tokens > loaded.config.max_positions:
+        tokens = tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else prompt
+        if len(tokens) + settings.max_tokens > config.max_positions:
             raise ValueError(
                 f"prompt {index}: {len(tokens)} tokens + max_tokens of {settings.max_tokens} exceed the "
-                f"model's max_positions={loaded.config.max_positions}"
+                f"model's max_positions={config.max_positions}"
             )
         left = [number for number in range(settings.samples) if (index, number) not in done]
         if left:
@@ -185,21 +201,21 @@ def _requests(
                     temperature=settings.temperature,
                     top_k=settings.top_k,
                     top_p=settings.top_p,
-                    stop=sorted(loaded.tokenizer.eos_ids),
+                    stop=sorted(tokenizer.eos_ids),
                     index=index,
                 )
             )
     return requests, numbers
 
 
-def _record(response: Response, number: int, loaded: LoadedModel) -> dict[str, Any]:
+def _record(response: Response, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "index": response.index,
         "sample": number,
         "prompt_tokens": response.prompt_tokens.tolist(),
         "tokens": response.tokens.tolist(),
         "logprobs": response.logprobs.tolist(),
-        "text": loaded.tokenizer.decode(response.tokens.tolist()),
+        "text": tokenizer.decode(response.tokens.tolist()),
         "finish_reason": response.finish_reason,
     }
 
@@ -229,7 +245,9 @@ def _read_prompts(path: Path) -> list[Prompt]:
 def claim_output(out: Path, settings: dict[str, Any]) -> None:
     """Note the settings beside a new output, or make sure that an old one was begun with the same."""
     note = out.with_name(out.name + ".settings.json")
-    if not out.exists():
+    if not out.parent.is_dir():
+        raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
+    if not out.exists() or b"\n" not in out.read_bytes():  # nothing finished yet, so nothing to mix with
         note.write_text(json.dumps(settings, indent=2) + "\n")
         out.touch()
         return

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import jax
 import numpy as np
 
 MAX_STOPS = 8
@@ -39,6 +38,8 @@ class Request:
             raise ValueError(f"request {self.index}: {field} {what}")
 
         object.__setattr__(self, "prompt", np.asarray(self.prompt, np.int32))
+        if isinstance(self.max_tokens, np.integer):
+            object.__setattr__(self, "max_tokens", int(self.max_tokens))
         if len(self.prompt) == 0:
             refuse("prompt", "is empty; it needs at least one token")
         if outside := [seed for seed in self.seeds if not 0 <= seed < 2**64]:
@@ -92,16 +93,3 @@ def request_seeds(*path: int, samples: int) -> np.ndarray:
     True
     """
     return np.random.SeedSequence(path).generate_state(samples, np.uint64)
-
-
-def host_share(
-    items: Sequence[Any], *, process: int | None = None, processes: int | None = None
-) -> Sequence[Any]:
-    """The items this host serves: every host takes each `processes`-th one, so every item has one server.
-
-    >>> [host_share([10, 11, 12, 13, 14], process=i, processes=2) for i in range(2)]
-    [[10, 12, 14], [11, 13]]
-    """
-    process = jax.process_index() if process is None else process
-    processes = jax.process_count() if processes is None else processes
-    return items[process::processes]

@@ -14,6 +14,7 @@ because a runtime may keep the caller until a loop of unknown length has ended.
 
 import collections
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -138,14 +139,18 @@ class Sampler:
         self._params = self._slots = None
 
     def warmup(self, *, top_k: bool = False, top_p: bool = False) -> None:
-        """Compile every shape of the plan, by running each program on free slots, which changes nothing."""
+        """Compile every shape of the plan, by running each program on free slots, which changes nothing.
+
+        With `top_k` or `top_p` also the programs for runs that truncate so, beside those that do not.
+        """
         self._clear()
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self._run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
             self._insert(prompts, [], [])
-        for read in self.plan.read_buckets:
-            self._decode(self.plan.refill_at, read=read, top_k=top_k, top_p=top_p).result()
+        kinds = itertools.product({False, top_k}, {False, top_p})
+        for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
+            self._decode(self.plan.refill_at, read=read, top_k=by_k, top_p=by_p).result()
 
     def run(self, requests: Sequence[Request]) -> Iterator[Response]:
         """Sample every request; responses come in the order in which they finish.

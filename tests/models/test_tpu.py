@@ -67,11 +67,13 @@ def test_forward_and_gradient_compile_with_splash_attention(mesh):
 def test_decode_step_compiles(mesh):
     graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
     ready = jax.eval_shape(models.decode_params, params)
-    layer = models.param_sharding(mesh, params)["layers"]
-    shardings = models.param_sharding(mesh, params) | {
-        "layers": [{name: NamedSharding(mesh, P(*sharding.spec[1:])) for name, sharding in layer.items()}]
-        * QWEN_7B.num_layers
-    }
+    # As the sampler holds them: split over `tensor` alone, so that no step gathers weights.
+    whole = jax.tree.map(
+        lambda s: NamedSharding(mesh, P(*(axis if axis == "tensor" else None for axis in s.spec))),
+        models.param_sharding(mesh, params),
+    )
+    layer = {name: NamedSharding(mesh, P(*s.spec[1:])) for name, s in whole["layers"].items()}
+    shardings = whole | {"layers": [layer] * QWEN_7B.num_layers}
     rows = 8 * mesh.shape["data"] * mesh.shape["fsdp"]
     cache = jax.eval_shape(lambda: models.empty_cache(QWEN_7B, rows, 2048))
     by_row = NamedSharding(mesh, P(("data", "fsdp")))

@@ -1,7 +1,9 @@
 """Wrong arguments are refused when traced, in one line that names them; and the config."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import subprocess
 import sys
 
@@ -26,6 +28,34 @@ def refused(message, function, *arrays, **knobs):
         jax.eval_shape(functools.partial(function, **static), *arrays, **traced)
     assert str(error.value) == message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "knobs"),
+    [
+        ("denominator is -5; possible: a number not below 0", "grpo", {"denominator": -5}),
+        ("denominator is nan; possible: a number not below 0", "grpo", {"denominator": float("nan")}),
+        ("denominator is 'x'; possible: a number", "grpo", {"denominator": "x"}),
+        ("denominator has shape (4, 1); possible: a single number", "grpo", {"denominator": np.ones((4, 1))}),
+        ("ess is -1; possible: a number not below 0", "p3o", {"ess": -1}),
+        ("log_bound is -1; possible: a number not below 0", "m2po", {"log_bound": -1}),
+        ("bounds is (1, 2, 3); possible: a pair (c_l, c_h)", "bapo", {"bounds": (1, 2, 3)}),
+        ("clip_high has shape (6,); possible: a single number", "grpo", {"clip_high": np.ones(6)}),
+        (
+            "clip_low=2.0, clip_high=1.0 are the wrong way round; "
+            "possible: absolute ratios with 0 <= clip_low <= clip_high",
+            "grpo",
+            {"clip_low": np.float32(2.0), "clip_high": np.float32(1.0)},
+        ),
+    ],
+)
+def test_wrong_numbers(message, name, knobs):
+    refused(message, OBJECTIVES[name], TOKENS, TOKENS, ROWS, TOKENS, **knobs)
+
+
+def test_concrete_arrays_count_as_numbers():
+    with pytest.raises(ValueError, match="wrong way round"):
+        objectives.grpo(*[jnp.zeros((1, 2))] * 4, clip_low=jnp.float32(2.0), clip_high=jnp.asarray(1.0))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -212,6 +242,9 @@ def test_config_is_frozen_hashable_and_equal_by_content():
     assert config.knobs["clip_high"] == 4.0
     with pytest.raises(AttributeError):
         config.name = "grpo"
+    with pytest.raises(TypeError, match="fixed"):
+        config.knobs["clip_high"] = 9.0
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
     assert dataclasses.asdict(config) == {"name": "mu_grpo", "knobs": {"clip_high": 4.0, "veto": "sequence"}}
 
 

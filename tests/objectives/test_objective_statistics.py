@@ -169,3 +169,24 @@ def test_combining_is_associative():
     at_once = objectives.combine_metrics(parts)
     in_steps = objectives.combine_metrics([objectives.combine_metrics(parts[:2]), parts[2]])
     assert at_once == in_steps == {"tokens": 4.0, "x/tokens": 2.0, "y_min": 1.0, "y_max": 2.0}
+
+
+@pytest.mark.parametrize("kind", objectives.ADVANTAGE_KINDS)
+def test_equal_rewards_give_exactly_zero_even_without_an_eps(kind):
+    rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+    assert objectives.group_advantages(rewards, kind=kind, eps=0.0).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    mixed = objectives.group_advantages(jnp.array([[1.0, 1.0], [0.0, 1.0]]), kind=kind, eps=0.0)
+    assert mixed[0].tolist() == [0.0, 0.0]
+    assert mixed[1, 1] == -mixed[1, 0] > 0
+
+
+def test_effective_sample_size_of_finite_sums_does_not_overflow():
+    sums = jnp.array([1e25, 1e34, 1e18])  # the square of the first and the product of the others overflow
+    np.testing.assert_allclose(objectives.ess_from_sums(sums), 1e-2, rtol=1e-5)
+    assert objectives.ess_from_sums(jnp.array([jnp.inf, jnp.inf, 4.0])) == 1
+
+
+def test_updates_without_a_learning_rate_say_nothing_of_their_size():
+    np.testing.assert_allclose(objectives.update_size([0.0, 2.0, 4.0], [0.0, 0.5, 1.0]), 4.0)
+    with pytest.raises(ValueError, match="above 0"):
+        objectives.update_size([1.0], 0.0)

@@ -109,8 +109,14 @@ CASES = [
     ),
     # Masses 1.2 + 1 + 0.5 = 2.7 and 1.5 + 0.6 = 2.1: the bounds of the start will do.
     ("bapo", {}, TOKENS, [[1.2, 1, 0.5], [-1.5, -0.6, 0]], [[0, 1, 0.5], [-1.5, 0, 0]]),
-    # With c_l = 0.8 the negative mass is 2.3; 1.2 · 2.3 = 2.76 needs 1.26 + 1 + 0.5, so c_h = 1.3.
-    ("bapo", {"target": 1.3}, TOKENS, [[1.5, 1, 0.5], [-1.5, -0.8, 0]], [[1.5, 1, 0.5], [-1.5, 0, 0]]),
+    # With c_l = 0.8 the negative mass is 2.3; even 1.4 + 1 + 0.5 misses 1.3 · 2.3 = 2.99: both go to the end.
+    (
+        "bapo",
+        {"target": 1.3, "clip_high_max": 1.4},
+        TOKENS,
+        [[1.4, 1, 0.5], [-1.5, -0.8, 0]],
+        [[0, 1, 0.5], [-1.5, 0, 0]],
+    ),
     (
         "topr",
         {},
@@ -209,7 +215,8 @@ def test_m2po_bound():
     size = jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]])
     rest = (jnp.array([1.0]), jnp.ones((1, 6)))
     np.testing.assert_allclose(objectives.m2po_bound(size, *rest), 0.2, rtol=1e-6)
-    np.testing.assert_allclose(np.exp([-0.2, 0.2]), [0.8187, 1.2214], atol=5e-5)
+    _, metrics = objectives.m2po(size, jnp.zeros((1, 6)), *rest)
+    np.testing.assert_allclose(metrics["clip_low_max"], 0.8187, atol=5e-5)
     # Removing .9 leaves a mean of .1525 / 5 = .0305.
     np.testing.assert_allclose(objectives.m2po_bound(size, *rest, form="mask"), 0.3, rtol=1e-6)
     # The same sizes on the harmless side bound nothing.

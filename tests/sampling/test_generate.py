@@ -105,3 +105,20 @@ def test_the_bar_shows_rate_and_occupancy(capfd):
     generate("tiny", ["1+1="], **SETTINGS | {"progress": True})
     shown = capfd.readouterr().err
     assert "3/3" in shown and "tokens/s" in shown and "occupied" in shown
+
+
+def test_an_output_without_a_response_can_be_begun_again_with_other_settings(tmp_path):
+    prompts = tmp_path / "in.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ValueError, match="model 'tinny': not found"):
+        generate_file("tinny", prompts, tmp_path / "out.jsonl", max_tokens=2, progress=False)
+    assert generate_file("tiny", prompts, tmp_path / "out.jsonl", max_tokens=2, progress=False) == 1
+    with pytest.raises(ValueError, match="was begun with max_tokens=2, now it is 3"):
+        generate_file("tiny", prompts, tmp_path / "out.jsonl", max_tokens=3, progress=False)
+
+
+def test_a_missing_folder_of_the_output_is_named(tmp_path):
+    prompts = tmp_path / "in.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ValueError, match=r"out\.jsonl: there is no folder"):
+        generate_file("tiny", prompts, tmp_path / "no" / "out.jsonl", progress=False)

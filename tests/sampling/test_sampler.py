@@ -291,7 +291,9 @@ def test_nothing_compiles_after_the_warm_up(model, plan, mixed, compilations):
         sampler.warmup(top_k=True, top_p=True)
         assert compilations
         compilations.clear()
-        for requests in (mixed, mixed[5:6], mixed[::-1]):
+        plain = [request for request in mixed if request.top_k == 0 and request.top_p == 1]
+        only_k = [*plain, Request([3], [1], 4, top_k=2)]
+        for requests in (mixed, mixed[5:6], mixed[::-1], plain, only_k):
             assert list(sampler.run(requests))
     with Sampler(*model, sizes) as sampler:
         assert list(sampler.run(mixed))
