@@ -188,8 +188,9 @@ class RunPlan:
         if not evaluation.problems:
             return ""
         responses = evaluation.problems * evaluation.samples
+        times = 1 + -(-self.stages // evaluation.every)
         return (
-            f"{self.stages + 1} times {responses:,} responses to {evaluation.problems} held-out problems "
+            f"{times} times {responses:,} responses to {evaluation.problems} held-out problems "
             "(fewer if the task has fewer)"
         )
 
