@@ -147,7 +147,8 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
     run()
     compile_s = time.perf_counter() - started
     seconds = median_seconds(run, repeats)
-    report(case, "mugrpo_jax", seconds, peak, compile_s=round(compile_s, 1), peak_gb=peak_memory())
+    more = {"compile_s": round(compile_s, 1), "peak_gb": peak_memory()}
+    report(case, "mugrpo_jax", seconds, peak, **settings(case), **more)
     if profile:
         for row in profiling.summary(run):
             say(case=case.name, **row)
@@ -225,8 +226,8 @@ def measure_torch(case: Case, repeats: int, peak: float) -> None:
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             continue
-        torch_case = dataclasses.replace(case, micro_rows=micro_rows)
-        report(torch_case, "transformers on torch", median_seconds(run, repeats), peak)
+        seconds = median_seconds(run, repeats)
+        report(case, "transformers on torch", seconds, peak, micro_rows=micro_rows, device=device)
         return
 
 
@@ -244,7 +245,6 @@ def report(case: Case, framework: str, seconds: float, peak: float, **more: Any)
     say(
         case=case.name,
         framework=framework,
-        **settings(case),
         tokens=tokens,
         seconds=round(seconds, 4),
         tokens_per_second=round(tokens / seconds),
