@@ -1,8 +1,8 @@
 """Objectives that read a bound from the batch itself: M2PO, P3O and BAPO.
 
 The statistic of a call is that of the arrays it sees, without gradient; arrays sharded over devices and hosts
-count as a whole. An update in micro-batches therefore
-has one statistic per micro-batch, which is what the papers' code does, and its gradient depends on the split.
+count as a whole. An update in micro-batches therefore has one statistic per micro-batch, which is what the
+papers' code does, and its gradient depends on the split.
 The pooled form computes the statistic once for the whole update (`m2po_bound`, `effective_sample_size` or
 `ratio_sums`, `bapo_bounds`) and hands it to every call (`log_bound`, `ess`, `bounds`): then any split gives
 the same gradient.
@@ -67,7 +67,7 @@ def m2po(
       form: `winsorize` or `mask`.
       log_bound: c of the whole update, from `m2po_bound`; by default that of this call.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`, the count `harmful_tokens`, their mean l² in
@@ -201,7 +201,7 @@ def p3o(
       ess: e of the whole update; by default that of this call.
       safe_kl: repair the gradient of K beyond the clamp.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring. `weights` leave K alone.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`. `weights` leave K alone.
 
     Returns:
       The loss, and metrics with `ess/tokens`, `behavior_kl/tokens` (K) and `clipped/tokens`.
@@ -279,7 +279,7 @@ def bapo(
       clip_low, clip_low_max, clip_high, clip_high_max, step, target: see `bapo_bounds`.
       bounds: (c_l, c_h) of the whole update; by default those of this call.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`, `clip_low/tokens` and `clip_high/tokens`.

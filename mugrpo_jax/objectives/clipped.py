@@ -58,7 +58,7 @@ def mu_grpo(
       veto: scope of the veto, see `veto_mask`.
       veto_ratio: τ, the ratio below which a token is a trigger.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens` and those of `veto_metrics`.
@@ -119,7 +119,7 @@ def grpo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
       aggregation: see `AGGREGATIONS`; `token_mean` is as common as the default.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -169,7 +169,7 @@ def dr_grpo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -220,7 +220,7 @@ def dapo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -273,7 +273,7 @@ def decoupled_ppo(
       clip_low, clip_high: bounds on u.
       behavior_cap: upper bound on π_prox / b.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens` and the mean weight `behavior_weight/tokens`.

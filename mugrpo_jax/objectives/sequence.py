@@ -57,7 +57,7 @@ def gspo(
       clip_low, clip_high: bounds on s.
       level: `sequence` or `token`.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -112,7 +112,7 @@ def topr(
       denominator: that of the whole update, when this call sees a part of it.
       length_normalized: take the geometric mean of the token ratios instead of their product.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with the mean weight `response_weight/tokens`.
@@ -169,7 +169,7 @@ def pnpo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on w.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -222,7 +222,7 @@ def minpro(
       mask: `[B, T]`, non-zero on response tokens.
       denominator: that of the whole update, when this call sees a part of it.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with the mean logarithm of the prefix factor, `prefix_log_ratio/tokens`.

@@ -48,7 +48,7 @@ def cispo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the weight.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`, the share of tokens whose weight is at a bound.
@@ -100,7 +100,7 @@ def gppo(
       denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss, and metrics with `clipped/tokens`.
@@ -154,7 +154,7 @@ def sapo(
       denominator: that of the whole update, when this call sees a part of it.
       temperature_positive, temperature_negative: τ by the sign of the advantage; larger fades faster.
       aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see the package docstring.
+      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
     Returns:
       The loss and metrics.
