@@ -82,7 +82,7 @@ class Journal:
         self.enabled = jax.process_index() == 0
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record, unless one of its kind and place is there already."""
+        """Append a record."""
         if not self.enabled:
             return
         with self.path.open("a") as file:

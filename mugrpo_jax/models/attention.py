@@ -4,7 +4,7 @@ Rows are right-padded, so causality alone keeps real tokens from seeing padding:
 training and prefill. Decoding passes the number of filled cache entries per row instead.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return out.swapaxes(1, 2)[:, :length, :, :width]
 
 
-def _splash_kernel(heads: int, length: int):  # type: ignore[no-untyped-def]
+def _splash_kernel(heads: int, length: int) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 

@@ -78,9 +78,7 @@ def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelC
     ValueError: config.json: architecture 'MixtralForCausalLM' is not supported; supported: ...
     """
     family = _family(config, source)
-    if family == "Qwen2" and config.get("use_sliding_window"):
-        raise ValueError(f"{source}: use_sliding_window is on; sliding-window attention is not supported")
-    if family == "Qwen3" and config.get("use_sliding_window"):
+    if config.get("use_sliding_window"):
         raise ValueError(f"{source}: use_sliding_window is on; sliding-window attention is not supported")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":

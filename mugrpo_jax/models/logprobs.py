@@ -166,7 +166,8 @@ def _forward_local(
         return logp, ent, normaliser
 
     outputs = jax.lax.map(one, (_chunks(hidden, chunk), _chunks(targets, chunk)))
-    return tuple(_unchunk(x, targets.shape) for x in outputs)  # type: ignore[return-value]
+    logp, ent, normaliser = (_unchunk(x, targets.shape) for x in outputs)
+    return logp, ent, normaliser
 
 
 def _backward_local(

@@ -108,10 +108,11 @@ def make_update(
     micro_batches = arrange(rows, buckets)
     tokens = sum(len(row.response) for row in rows)
     padded = sum(batch["tokens"].size for batch in micro_batches)
-    denominators = {"token_mean": tokens, "constant": len(rows) * max_response}
+    budget = max_response if aggregation == "constant" else None
+    parts = [objectives.denominator(b["mask"], aggregation, max_length=budget) for b in micro_batches]
     return Update(
         micro_batches=micro_batches,
-        denominator=float(denominators.get(aggregation, len(rows))),
+        denominator=float(sum(parts)),
         metrics={
             "reward": float(rewards.mean()),
             "equal_groups": float((rewards.max(1) == rewards.min(1)).mean()),

@@ -45,6 +45,23 @@ def test_what_stands_on_padding_changes_nothing(variant, seed, garbage):
 
 
 @every_variant
+def test_added_rows_and_columns_of_padding_change_nothing(variant):
+    name, knobs = variant
+    batch = random_batch(0)
+    rows, length = batch[3].shape
+    fixed = (name, {"max_length": length} | knobs)  # the budget of `constant` is not the width
+    loss, gradient, _ = run(fixed, batch)
+    wide = [np.pad(x, ((1, 2), (0, 5))) if x.ndim == 2 else np.pad(x, (1, 2)) for x in batch]
+    padded_loss, padded_gradient, _ = run(fixed, wide)
+    inside = padded_gradient[1 : rows + 1, :length]
+    same(padded_loss, loss, scale=np.abs(gradient).sum())
+    same(inside, gradient, scale=largest(gradient))
+    added = np.ones(padded_gradient.shape, bool)
+    added[1 : rows + 1, :length] = False
+    assert (padded_gradient[added] == 0).all()
+
+
+@every_variant
 @few
 @given(seed=seeds)
 def test_a_masked_token_has_exactly_zero_gradient(variant, seed):
