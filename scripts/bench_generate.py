@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import profiling
+from shapes import QWEN_1_5B, SMOLLM2_135M
 
 from mugrpo_jax.models import ModelConfig, cache_bytes, cast, create, token_logprobs
 from mugrpo_jax.models.config import to_hf
@@ -64,36 +65,8 @@ class Case:
 
 
 CASES = (
-    Case(
-        "qwen2.5-1.5b",
-        ModelConfig(
-            vocab_size=151_936,
-            hidden_size=1536,
-            num_layers=28,
-            num_heads=12,
-            num_kv_heads=2,
-            head_dim=128,
-            intermediate_size=8960,
-            rope_theta=1e6,
-            qkv_bias=True,
-        ),
-        slots=(512,),
-    ),
-    Case(
-        "smollm2-135m",
-        ModelConfig(
-            vocab_size=49_152,
-            hidden_size=576,
-            num_layers=30,
-            num_heads=9,
-            num_kv_heads=3,
-            head_dim=64,
-            intermediate_size=1536,
-            rope_theta=1e5,
-            norm_eps=1e-5,
-        ),
-        slots=(512, 2048),
-    ),
+    Case("qwen2.5-1.5b", QWEN_1_5B, slots=(512,)),
+    Case("smollm2-135m", SMOLLM2_135M, slots=(512, 2048)),
 )
 SMALL = Case(
     "small",

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import profiling
+from shapes import QWEN_1_5B, SMOLLM2_135M
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import Optimizer
@@ -33,28 +34,6 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.config import to_hf
 from mugrpo_jax.rollouts import Update
 
-QWEN_1_5B = ModelConfig(
-    vocab_size=151936,
-    hidden_size=1536,
-    num_layers=28,
-    num_heads=12,
-    num_kv_heads=2,
-    head_dim=128,
-    intermediate_size=8960,
-    rope_theta=1e6,
-    qkv_bias=True,
-)
-SMOLLM2_135M = ModelConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    intermediate_size=1536,
-    rope_theta=1e5,
-    norm_eps=1e-5,
-)
 SMALL = dataclasses.replace(
     SMOLLM2_135M, vocab_size=512, hidden_size=144, num_layers=2, intermediate_size=128
 )
