@@ -368,8 +368,9 @@ def measure_torch(case: Case) -> None:
     hf = to_hf(case.config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = AutoConfig.for_model(hf.pop("model_type"), **hf)
-    model = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, jnp.dtype(case.dtype).name))
-    model = model.to(device).eval()
+    with torch.device(device):  # random weights are drawn there: on the CPU that alone takes minutes
+        model = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, jnp.dtype(case.dtype).name))
+    model = model.eval()
     rows = case.slots[0]
     prompts = torch.randint(0, case.config.vocab_size, (rows, case.prompt), device=device)
 
