@@ -55,7 +55,7 @@ class TinyModel(Section):
 class Model(Section):
     """Which policy is trained and how it is computed."""
 
-    source: str = key("tiny", "`tiny`, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m")
+    source: str = key("tiny", "`tiny`, a Hugging Face folder, a .gguf file, a Hub name, or smollm2-135m")
     tiny: TinyModel = key(TinyModel(), "shape when `source` is `tiny`")
     compute_dtype: Literal["float32", "bfloat16"] = key(
         "bfloat16", "dtype of the forward and backward pass; masters are float32"

