@@ -116,11 +116,11 @@ def _find(name: str | Path, *files: str) -> Path:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
     except (
         Exception
-    ) as error:  # of the network, of the Hub, of the disk: the user needs the name and the reason
+    ) as error:  # network, Hub or disk: the user needs the name and the reason
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
-            f"({type(error).__name__}: {reason}); give a local folder, or download it where there is a network"
+            f"({type(error).__name__}: {reason}); give a local folder, or connect to a network"
         ) from error
 
 
