@@ -186,6 +186,25 @@ class Replay(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class Report(Section):
+    """The page that a run writes about itself, `report.html` in its folder."""
+
+    samples: int = key(8, "responses of each stage shown token by token; 0: none", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracking(Section):
+    """Where metrics go beside `metrics.jsonl` in the run's folder."""
+
+    tensorboard: bool = key(False, "event files for TensorBoard, in `tensorboard` in the run's folder")
+    wandb: str | None = key(None, "name of a Weights & Biases project")
+
+
+# Sections that only look on: a run may continue with other values, its result is the same.
+ONLOOKERS = ("report", "tracking")
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig(Section):
     """Everything that defines a run."""
 
@@ -202,6 +221,8 @@ class RunConfig(Section):
     checkpoints: Checkpoints = key(Checkpoints(), "what is kept")
     mesh: MeshShape = key(MeshShape(), "devices")
     replay: Replay = key(Replay(), "optimise rollouts of another run")
+    report: Report = key(Report(), "the run's own page")
+    tracking: Tracking = key(Tracking(), "metrics elsewhere")
     track_drift: bool = key(
         True, "record parameter drift and gradient cosine (two more copies of the weights)"
     )
@@ -268,8 +289,8 @@ class RunConfig(Section):
         return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
 
     def fingerprint(self) -> str:
-        """Twelve hex digits that name this configuration."""
-        return _digest(to_dict(self))
+        """Twelve hex digits that name this configuration, whoever looks on."""
+        return _digest({name: value for name, value in to_dict(self).items() if name not in ONLOOKERS})
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -40,7 +40,8 @@ class RunFolder:
         here = configs.to_dict(self.config)
         if path.exists():
             there = yaml.safe_load(path.read_text())
-            differing = configs.differing_keys(there, here)
+            decisive = [{k: v for k, v in c.items() if k not in configs.ONLOOKERS} for c in (there, here)]
+            differing = configs.differing_keys(*decisive)
             if differing:
                 raise ConfigError(
                     f"{path}: this run was started with another config: {'; '.join(differing)}; "
@@ -74,40 +75,48 @@ class Journal:
 
     Every record has a `kind` (`warm_start`, `evaluation`, `stage`, `update`) and `updates`, the optimizer
     updates done when it was written. Wall-clock figures stand under `seconds`: they are the only part that
-    differs between a run and its repetition.
+    differs between a run and its repetition. One host writes; all know which stages and evaluations are in it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.enabled = jax.process_index() == 0
+        self._writes = jax.process_index() == 0
+        self._events: dict[tuple[str, int], dict[str, Any]] = {}
+        for record in read_journal(path):
+            self._remember(record)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
         """Append a record."""
-        if not self.enabled:
-            return
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        self._remember(record)
+        if self._writes:
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
 
-    def read(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All records, or those of one kind; a line that a kill cut short is left out."""
-        return [record for record in read_journal(self.path) if kind in (None, record["kind"])]
+    def find(self, kind: str, updates: int) -> dict[str, Any] | None:
+        """The stage or evaluation recorded after so many updates."""
+        return self._events.get((kind, updates))
 
-    def has(self, kind: str, updates: int) -> bool:
-        """Whether an event is recorded."""
-        return any(record["updates"] == updates for record in self.read(kind))
+    def has_any(self, kind: str) -> bool:
+        """Whether a stage or an evaluation is recorded."""
+        return any(found == kind for found, _ in self._events)
 
     def rewind(self, updates: int) -> None:
         """Forget what was recorded after a checkpoint that the run now continues from."""
-        if not self.enabled or not self.path.exists():
+        self._events = {event: record for event, record in self._events.items() if event[1] <= updates}
+        if not self._writes or not self.path.exists():
             return
-        kept = [json.dumps(record) for record in self.read() if record["updates"] <= updates]
+        kept = [json.dumps(record) for record in read_journal(self.path) if record["updates"] <= updates]
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in kept))
         os.replace(temporary, self.path)
 
+    def _remember(self, record: dict[str, Any]) -> None:
+        if record["kind"] in ("stage", "evaluation"):
+            self._events[record["kind"], record["updates"]] = record
+
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a journal, in order."""
+    """Records of a journal, in order; a line that a kill cut short is left out."""
     if not path.exists():
         return
     for line in path.read_text().splitlines():
