@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import models
+from mugrpo_jax.models import logprobs
 
 
 @pytest.mark.parametrize(("chunk", "temperature"), [(1000, 1.0), (13, 0.7)])
@@ -63,3 +64,11 @@ def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary():
     assert many < 1.1 * few
     assert wide > 1.5 * many
     assert wide < all_logits / 4
+
+
+def test_reading_the_logits_once_gives_the_same_normaliser_as_reading_them_twice():
+    z = 30 * jax.random.normal(jax.random.key(0), (64, 333))
+    z = z.at[0].set(-1e4).at[1].set(88.0).at[2, 5].set(1e4)
+    once, twice = jax.jit(logprobs._max_and_sum_at_once)(z), logprobs._max_and_sum(z)
+    np.testing.assert_array_equal(once[0], twice[0])
+    np.testing.assert_allclose(once[1], twice[1], rtol=1e-6)
