@@ -1,5 +1,6 @@
 """Responses on their way from the sampler and the scorer into shards."""
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -14,6 +15,7 @@ class ShardCollector:
     Attributes:
       reward: sum of the rewards committed so far.
       scored: how many they are.
+      write_seconds: spent on putting shards on disk.
     """
 
     def __init__(self, stage: Stage, problem_ids: Mapping[int, str], group: int) -> None:
@@ -21,7 +23,7 @@ class ShardCollector:
         self.stage, self.problem_ids, self.group = stage, problem_ids, group
         self.responses: dict[int, dict[int, tuple[Response, Future[Score]]]] = {}
         self.full: list[int] = []
-        self.reward, self.scored = 0.0, 0
+        self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
         self._left: dict[int, int] = {}
 
     def add(self, response: Response, score: "Future[Score]") -> None:
@@ -40,7 +42,10 @@ class ShardCollector:
             prompts = self.stage.shard_prompts(shard)
             futures = [score for i in prompts for _, score in self.responses[i].values()]
             if wait or all(future.done() for future in futures):
-                self.stage.write_shard(shard, [self._group(i) for i in prompts])
+                groups = [self._group(i) for i in prompts]
+                started = time.monotonic()
+                self.stage.write_shard(shard, groups)
+                self.write_seconds += time.monotonic() - started
                 self.full.remove(shard)
 
     def _group(self, index: int) -> Group:

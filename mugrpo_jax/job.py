@@ -1,33 +1,38 @@
 """One run under way: the steps that `stages.train` is made of, and what they share."""
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from mugrpo_jax import replay, training
+from mugrpo_jax import distributed, replay, training
 from mugrpo_jax.collect import ShardCollector
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.inflight import InFlight
 from mugrpo_jax.policy import Policy, load_policy
-from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage, plan_buckets
-from mugrpo_jax.rollouts.store import read_json
+from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
 from mugrpo_jax.sampling import Request, Sampler, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
-from mugrpo_jax.tasks.scoring import Scorer, make_scorer
+from mugrpo_jax.tasks.scoring import STATUSES, Scorer, make_scorer
 from mugrpo_jax.training import Cursor, TrainState
+from mugrpo_jax.warm_start import WarmStart
+
+_EVALUATION = 1 << 20  # in the place of a stage's number, for the seeds of held-out problems
 
 
 @dataclasses.dataclass
 class Job:
-    """One run under way: what the steps of `train` share."""
+    """One run under way: what the steps of `train` share. A context manager: leaving it closes everything."""
 
     run: RunFolder
     policy: Policy
@@ -36,7 +41,6 @@ class Job:
     optimizer: Any
     checkpoints: training.CheckpointStore
     stop: StopRequest
-    step: training.UpdateStep | None = None
 
     @classmethod
     def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
@@ -61,10 +65,49 @@ class Job:
             stop=stop,
         )
 
+    def __post_init__(self) -> None:
+        self._resources = contextlib.ExitStack()
+        self._resources.callback(self.checkpoints.close)
+        self._in_flight = InFlight(lambda *_: None)  # of the stage under way
+        self._saved = 0  # updates done at the newest checkpoint
+        self._built: training.UpdateStep | None = None
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
     @property
     def config(self) -> RunConfig:
         """The run's config."""
         return self.run.config
+
+    # What is built once, when it is first needed, and serves every stage.
+
+    @functools.cached_property
+    def _scorer(self) -> Scorer:
+        task = self.config.task
+        scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
+        return self._resources.enter_context(scorer)
+
+    @functools.cached_property
+    def _vote(self) -> distributed.Vote | None:
+        return None if jax.process_count() == 1 else distributed.Vote(self.policy.mesh)
+
+    @functools.cached_property
+    def _held_out(self) -> tuple[list[Problem], list[Request]]:
+        """This host's share of the problems to evaluate, and their requests."""
+        wanted = self.config.evaluation
+        problems = list(self.task.test[: wanted.problems])
+        mine = range(jax.process_index(), len(problems), jax.process_count())
+        requests = [
+            self._request(_EVALUATION, i, problems[i], wanted.samples, wanted.temperature, wanted.top_p)
+            for i in mine
+        ]
+        return problems, requests
 
     # -- where the run stands
 
@@ -91,32 +134,39 @@ class Job:
         else:
             state, cursor = self.checkpoints.restore(targets)
             self.run.journal.rewind(cursor.updates)
+            self._saved = cursor.updates
             _say(f"continuing at stage {cursor.stage}, update {cursor.update}")
         self.params = None  # the state owns the weights from here on
         return state, cursor
 
-    def maybe_save(self, state: TrainState, cursor: Cursor) -> None:
-        """Checkpoint inside a stage, when one is due or the run was asked to stop."""
-        if cursor.update == self.config.batch.updates_per_stage:
+    def save_if_due(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+        """Checkpoint when enough updates have passed, at moments worth keeping, and when asked to stop.
+
+        A stage's last update is saved as the start of the next one.
+        """
+        keep, batch = self.config.checkpoints, self.config.batch
+        if cursor.update == batch.updates_per_stage:
             return
-        if self.stop.requested or cursor.update % self.config.checkpoints.every == 0:
-            self.save(state, cursor)
-            self.check_stop()
+        due = (
+            cursor.updates - self._saved >= keep.every
+            or cursor.stage == self.config.stages.stop
+            or (keep.keep_stage_starts and cursor.update == 0)
+            or (keep.keep_best > 0 and accuracy is not None)
+        )
+        if due or self.stop.agreed:
+            self.save(state, cursor, accuracy=accuracy)
+        self._leave_if_stopped()
 
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
         """Checkpoint now; the write goes on in the background."""
+        self._in_flight.flush()  # what the journal misses after a kill is what comes after the checkpoint
         self.checkpoints.save(state, cursor, accuracy=accuracy)
+        self._saved = cursor.updates
 
-    def check_stop(self) -> None:
-        """Leave when asked to, with everything on disk."""
-        if self.stop.requested:
-            self.close()
+    def _leave_if_stopped(self) -> None:
+        if self.stop.agreed:
+            self.checkpoints.wait()
             raise Stopped
-
-    def close(self) -> None:
-        """Wait for the last checkpoint."""
-        self.checkpoints.wait()
-        self.checkpoints.close()
 
     # -- generation
 
@@ -130,69 +180,93 @@ class Job:
             prompts=self.config.prompts_per_stage,
             prompts_per_shard=self.config.sampling.prompts_per_shard,
         )
+        manifest = stage.manifest()
+        if manifest is not None:
+            open_stage(stage.folder)  # checks every file
+        elif cursor.update:
+            raise ConfigError(f"{stage.folder}: the rollouts of the stage under way are gone; restore them")
+        else:
+            manifest = self._generate(state, stage, stage_index, cursor)
+        if not cursor.update and self.run.journal.find("stage", cursor.updates) is None:
+            self._record_stage(manifest, stage_index, cursor)
+        return stage
+
+    def _generate(self, state: TrainState, stage: Stage, stage_index: int, cursor: Cursor) -> dict[str, Any]:
         started = time.monotonic()
-        figures: dict[str, Any] = {}
-        if stage.manifest() is None:
-            if cursor.update:
-                raise ConfigError(
-                    f"{stage.folder}: the rollouts of the stage under way are gone; restore them"
-                )
-            mine = [s for s in stage.missing_shards() if s % jax.process_count() == jax.process_index()]
-            figures = self._generate_shards(state.params, stage, stage_index, mine) if mine else {}
-            _barrier(f"stage-{stage_index}")
-            if jax.process_index() == 0:
-                stage.commit()
-            _barrier(f"stage-{stage_index}-manifest")
-        if not cursor.update and not self.run.journal.has("stage", cursor.updates):
-            self._record_stage(stage, stage_index, cursor, figures, time.monotonic() - started)
-        return open_stage(stage.folder)
+        mine = range(jax.process_index(), stage.shards, jax.process_count())
+        missing = stage.missing_shards(mine)
+        seconds = self._generate_shards(state.params, stage, stage_index, missing) if missing else {}
+        self.stop.agree(any(distributed.gather("generated", self.stop.requested)))
+        if self.stop.agreed:
+            self.save(state, cursor)
+            self._leave_if_stopped()
+        seconds["generate"] = time.monotonic() - started
+        seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
+        if jax.process_index() == 0:
+            stage.commit(seconds)
+        distributed.gather("manifest", None)
+        return stage.manifest() or {}
 
     def _generate_shards(
         self, params: Any, stage: Stage, stage_index: int, shards: list[int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, float]:
+        """Generate and commit shards; how long its parts took."""
+        group = self.config.batch.responses_per_prompt
         problems = {i: self._problem(stage_index, i) for shard in shards for i in stage.shard_prompts(shard)}
-        requests = [self._request(stage_index, i, problem) for i, problem in problems.items()]
-        collector = ShardCollector(
-            stage, {i: problem.id for i, problem in problems.items()}, self.config.batch.responses_per_prompt
-        )
-        total = len(requests) * self.config.batch.responses_per_prompt
-        with self.policy.sampler(params) as sampler, self._scorer() as scorer:
-            with _bar(total, f"stage {stage_index}: generate", "resp") as bar:
-                for response in sampler.run(requests):
-                    text = self.policy.tokenizer.decode(response.tokens)
-                    score = scorer.submit(text, problems[response.index])
-                    collector.add(response, score)
-                    _show_sampling(bar, sampler, collector)
-                    if self.stop.requested:
-                        collector.finish(wait=False)
-                        self.check_stop()
-            collector.finish()
-            return {"occupancy": sampler.stats.occupancy, "decode_steps": sampler.stats.steps}
+        temperature = self.config.sampling.temperature
+        requests = [self._request(stage_index, i, p, group, temperature) for i, p in problems.items()]
+        collector = ShardCollector(stage, {i: problem.id for i, problem in problems.items()}, group)
+        title = f"stage {stage_index}: generate"
+        with self.policy.sampler(params) as sampler, _bar(len(requests) * group, title, "resp") as bar:
+            started = time.monotonic()
+            for response in sampler.run(requests):
+                text = self.policy.tokenizer.decode(response.tokens)
+                collector.add(response, self._scorer.submit(text, problems[response.index]))
+                _show_sampling(bar, sampler, collector)
+                if self.stop.requested:
+                    break
+            sampled, written = time.monotonic(), collector.write_seconds
+            collector.finish(wait=not self.stop.requested)
+            waited = time.monotonic() - sampled - (collector.write_seconds - written)
+            return {
+                "sample": sampled - started,
+                "score_wait": waited,
+                "write": collector.write_seconds,
+                "occupancy": sampler.stats.occupancy,
+                "decode_steps": sampler.stats.steps,
+            }
 
-    def _record_stage(
-        self, stage: Stage, stage_index: int, cursor: Cursor, figures: dict[str, Any], seconds: float
-    ) -> None:
-        manifest = read_json(stage.folder / "manifest.json")
-        responses = manifest["responses"]
+    def _record_stage(self, manifest: dict[str, Any], stage_index: int, cursor: Cursor) -> None:
+        responses, tokens = manifest["responses"], manifest["response_tokens"]
+        status = {name: manifest["status"].get(name, 0) for name in STATUSES}
+        seconds = manifest["seconds"]
         self.run.journal.write(
             {
                 "kind": "stage",
                 "stage": stage_index,
                 "updates": cursor.updates,
                 "reward": manifest["reward"] / responses,
-                "response_length": manifest["response_tokens"] / responses,
-                "truncated": manifest["truncated"] / responses,
+                "response_length": tokens / responses,
+                "longest_response": manifest["longest_response"],
+                "truncated": manifest["finish"].get("length", 0) / responses,
                 "equal_groups": manifest["equal_groups"] / manifest["groups"],
                 "responses": responses,
-                "response_tokens": manifest["response_tokens"],
-                "status": manifest["status"],
-                "seconds": {"generate": seconds, **figures},
+                "response_tokens": tokens,
+                "finish": manifest["finish"],
+                "status": status,
+                "seconds": seconds,
             }
+        )
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {seconds[name]:.2f} s"
+            for name in ("sample", "score_wait", "write", "switch")
+            if name in seconds
         )
         _say(
             f"stage {stage_index}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
-            f"{manifest['response_tokens'] / seconds:,.0f} tokens/s"
+            f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
         )
+        _say_unscored(f"stage {stage_index}", status)
 
     def _problem(self, stage_index: int, index: int) -> Problem:
         """The training set in a new order on every pass; stages continue where the last one stopped."""
@@ -200,200 +274,147 @@ class Job:
         passes, place = divmod(stage_index * self.config.prompts_per_stage + index, len(train))
         return train[int(_order(self.config.seed, passes, len(train))[place])]
 
-    def _request(self, stage_index: int, index: int, problem: Problem) -> Request:
-        group = self.config.batch.responses_per_prompt
+    def _request(
+        self,
+        stage_index: int,
+        index: int,
+        problem: Problem,
+        samples: int,
+        temperature: float,
+        top_p: float = 1.0,
+    ) -> Request:
         return Request(
             prompt=self.policy.prompt_tokens(problem),
-            seeds=request_seeds(self.config.seed, stage_index, index, samples=group),
+            seeds=request_seeds(self.config.seed, stage_index, index, samples=samples),
             max_tokens=self.config.sampling.max_response_tokens,
-            temperature=self.config.sampling.temperature,
+            temperature=temperature,
+            top_p=top_p,
             stop=tuple(sorted(self.policy.tokenizer.eos_ids)),
             index=index,
         )
-
-    def _scorer(self) -> Scorer:
-        task = self.config.task
-        return make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
 
     # -- optimisation
 
     def optimise(
         self, state: TrainState, stage_index: int, rollouts: Stage, cursor: Cursor
     ) -> Iterator[tuple[TrainState, Cursor]]:
-        """The stage's µ updates, from where the cursor stands; yields after each."""
+        """The stage's µ updates, from where the cursor stands; yields once each is dispatched.
+
+        The device may still be working on it: metrics are read, and recorded, some updates later.
+        """
         config, batch = self.config, self.config.batch
-        step = self._step(state)
-        stream = UpdateStream(
-            rollouts,
-            seed=config.seed,
-            stage_index=stage_index,
-            epochs=batch.epochs_per_stage,
-            prompts_per_update=batch.prompts_per_update,
-            buckets=self.policy.buckets(),
-            advantage=config.advantage,
-            aggregation=config.objective.settings["aggregation"],
-            max_response=config.sampling.max_response_tokens,
-        )
-        if cursor.data is not None:
-            stream.seek(cursor.data)
         with _bar(batch.updates_per_stage, f"stage {stage_index}: update", "upd", cursor.update) as bar:
+            self._in_flight = InFlight(functools.partial(self._record_update, bar))
+            step = self._step(state)
+            stream = UpdateStream(
+                rollouts,
+                seed=config.seed,
+                stage_index=stage_index,
+                epochs=batch.epochs_per_stage,
+                prompts_per_update=batch.prompts_per_update,
+                buckets=self.policy.buckets(),
+                advantage=config.advantage,
+                aggregation=config.objective.settings["aggregation"],
+                max_response=config.sampling.max_response_tokens,
+            )
+            if cursor.data is not None:
+                stream.seek(cursor.data)
             while cursor.update < batch.updates_per_stage:
-                started = time.monotonic()
                 update = next(stream)
                 state, metrics = step(state, update)
                 cursor = Cursor(stage_index, cursor.update + 1, cursor.updates + 1, stream.position())
-                record = self._record_update(cursor, update.metrics, metrics, started)
-                bar.set_postfix(_headline(record), refresh=False)
-                bar.update()
+                self._in_flight.add((cursor, update.metrics), metrics | self._ask_to_stop())
                 yield state, cursor
+            self._in_flight.flush()
+
+    def _ask_to_stop(self) -> dict[str, jax.Array]:
+        """With several hosts, a metric beside the others: all read the same answer at the same update."""
+        return {} if self._vote is None else {"stop": self._vote(self.stop.requested)}
 
     def _record_update(
-        self, cursor: Cursor, data: Any, metrics: dict[str, jax.Array], started: float
-    ) -> dict[str, Any]:
-        found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: float
+    ) -> None:
+        cursor, data = about
+        self.stop.agree(metrics.pop("stop", 0.0) > 0)
         record = {
             "kind": "update",
             "stage": cursor.stage,
             "updates": cursor.updates,
             "staleness": cursor.update - 1,
             **data,
-            **found,
-            "seconds": {"update": time.monotonic() - started},
+            **metrics,
+            "seconds": {"update": seconds},
         }
         self.run.journal.write(record)
-        if found["skipped"] > self.config.optimizer.max_skipped:
+        bar.set_postfix(_headline(record), refresh=False)
+        bar.update()
+        if metrics["skipped"] > self.config.optimizer.max_skipped:
             raise ConfigError(
-                f"update {cursor.updates}: {found['skipped']:.0f} updates had a non-finite gradient, more "
+                f"update {cursor.updates}: {metrics['skipped']:.0f} updates had a non-finite gradient, more "
                 "than optimizer.max_skipped; lower optimizer.learning_rate"
             )
-        return record
 
     def _step(self, state: TrainState) -> training.UpdateStep:
         """The update step, built once so that its programs are compiled once."""
-        if self.step is None:
-            self.step = training.UpdateStep(
+        if self._built is None:
+            self._built = training.UpdateStep(
                 self.policy.graphdef,
                 self.config.objective.build(),
                 self.optimizer,
                 self.policy.mesh,
-                self._step_options(),
+                self.policy.step_options(),
                 state=state,
             )
-        return self.step
-
-    def _step_options(self) -> training.StepOptions:
-        model = self.config.model
-        return training.StepOptions(
-            compute_dtype=model.compute_dtype,
-            temperature=self.config.sampling.temperature,
-            remat=model.remat,
-            scan=model.scan_layers,
-            attention=model.attention,
-        )
+        return self._built
 
     # -- supervised start
 
     def _warm_start(self) -> Any:
         """Weights after supervised training on the task's worked solutions; it too resumes."""
-        config, warm = self.config, self.config.warm_start
-        count = len(self.task.train) if warm.problems is None else min(warm.problems, len(self.task.train))
-        rows = [
-            (self.policy.prompt_tokens(problem), self.policy.solution_tokens(problem))
-            for problem in (self.task.train[i] for i in range(count))
-        ]
-        settings = dataclasses.replace(
-            config.optimizer, learning_rate=warm.learning_rate, schedule="cosine", warmup_updates=0
+        total = self.config.warm_start.updates
+        start = WarmStart(self.policy, self.params, self.task, self.run.folder / "warm_start")
+        self.run.journal.rewind(start.done - total)
+        with contextlib.closing(start), _bar(total, "warm start", "upd", start.done) as bar:
+            in_flight = InFlight(functools.partial(self._record_warm_start, bar))
+            for metrics in start.updates():
+                in_flight.add(start.done - total, {"loss": metrics["loss"]} | self._ask_to_stop())
+                if start.due or self.stop.agreed:
+                    in_flight.flush()
+                    start.save()
+                if self.stop.agreed:
+                    raise Stopped
+        return start.state.params
+
+    def _record_warm_start(self, bar: Any, updates: int, metrics: dict[str, float], seconds: float) -> None:
+        self.stop.agree(metrics.pop("stop", 0.0) > 0)
+        self.run.journal.write(
+            {"kind": "warm_start", "updates": updates, **metrics, "seconds": {"update": seconds}}
         )
-        optimizer = training.make_optimizer(settings, warm.updates)
-        state = training.init_state(self.params, optimizer, track_drift=False)
-        shardings = training.state_sharding(self.policy.mesh, state)
-        state = jax.device_put(state, shardings)
-        store = training.CheckpointStore(self.run.folder / "warm_start", config.checkpoints)
-        cursor = Cursor()
-        if store.latest() is not None:
-            state, cursor = store.restore(state)
-        self.run.journal.rewind(cursor.updates - warm.updates)
-        longest = max(len(prompt) + len(solution) for prompt, solution in rows)
-        buckets = plan_buckets(
-            longest,
-            config.batch.tokens_per_micro_batch,
-            self.policy.buckets().rows_multiple,
-            unit=config.batch.length_multiple,
-        )
-        step = training.UpdateStep(
-            self.policy.graphdef,
-            training.cross_entropy,
-            optimizer,
-            self.policy.mesh,
-            self._step_options(),
-            state=state,
-            diagnose=False,
-        )
-        updates = training.solution_updates(
-            rows, buckets, rows_per_update=warm.rows_per_update, seed=config.seed, start=cursor.updates
-        )
-        with _bar(warm.updates, "warm start", "upd", cursor.updates) as bar:
-            for number in range(cursor.updates + 1, warm.updates + 1):
-                started = time.monotonic()
-                state, metrics = step(state, next(updates))
-                loss = float(metrics["loss"])
-                self.run.journal.write(
-                    {
-                        "kind": "warm_start",
-                        "updates": number - warm.updates,
-                        "loss": loss,
-                        "seconds": {"update": time.monotonic() - started},
-                    }
-                )
-                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-                bar.update()
-                due = number % config.checkpoints.every == 0 or number == warm.updates
-                if self.stop.requested or due:
-                    store.save(state, Cursor(updates=number))
-                    if self.stop.requested:
-                        store.close()
-                        self.check_stop()
-        store.close()
-        return state.params
+        bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
+        bar.update()
 
     # -- evaluation
 
-    def evaluate(self, state: TrainState, cursor: Cursor, *, due: bool = True) -> float | None:
-        """Held-out accuracy of the current weights, once per place in the run."""
+    def evaluate(self, state: TrainState, cursor: Cursor) -> float | None:
+        """Held-out accuracy of the current weights, where the config asks for it and once a place."""
         wanted, journal = self.config.evaluation, self.run.journal
-        problems = list(self.task.test[: wanted.problems])
-        if not (problems and due):
+        due = (
+            not journal.has_any("evaluation")
+            or cursor.stage % wanted.every == 0
+            or cursor.stage == self.config.stages.stop
+        )
+        if not due or not wanted.problems or not len(self.task.test):
             return None
-        for record in journal.read("evaluation"):
-            if record["updates"] == cursor.updates:
-                return record["accuracy"]
+        if (known := journal.find("evaluation", cursor.updates)) is not None:
+            return known["accuracy"]
         started = time.monotonic()
-        requests = [
-            Request(
-                prompt=self.policy.prompt_tokens(problem),
-                seeds=request_seeds(self.config.seed, 1 << 20, i, samples=wanted.samples),
-                max_tokens=self.config.sampling.max_response_tokens,
-                temperature=wanted.temperature,
-                top_p=wanted.top_p,
-                stop=tuple(sorted(self.policy.tokenizer.eos_ids)),
-                index=i,
-            )
-            for i, problem in enumerate(problems)
-        ]
-        scores = np.zeros((len(problems), wanted.samples))
-        title = f"evaluate after {cursor.updates} updates"
-        with (
-            self.policy.sampler(state.params) as sampler,
-            self._scorer() as scorer,
-            _bar(scores.size, title, "resp") as bar,
-        ):
-            waiting = []
-            for response in sampler.run(requests):
-                text = self.policy.tokenizer.decode(response.tokens)
-                waiting.append((response, scorer.submit(text, problems[response.index])))
-                bar.update()
-            for response, score in waiting:
-                scores[response.index, response.sample] = score.result().value
+        parts = distributed.gather("evaluated", self._evaluate_share(state, cursor))
+        if any(part is None for part in parts):
+            self.stop.agree(True)
+            return None
+        problems = {int(i): scores for part in parts for i, scores in part["scores"].items()}
+        scores = np.array([problems[i] for i in sorted(problems)])
+        status = sum((Counter(part["status"]) for part in parts), Counter())
         accuracy = float(scores.mean())
         journal.write(
             {
@@ -401,13 +422,38 @@ class Job:
                 "updates": cursor.updates,
                 "stage": cursor.stage,
                 "accuracy": accuracy,
-                "standard_error": float(scores.mean(1).std(ddof=1) / np.sqrt(len(problems))),
-                "problems": len(problems),
+                "standard_error": float(scores.mean(1).std(ddof=1) / np.sqrt(len(scores))),
+                "problems": len(scores),
+                "status": {name: status[name] for name in STATUSES},
                 "seconds": {"evaluate": time.monotonic() - started},
             }
         )
-        _say(f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(problems)} problems)")
+        _say(f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)")
+        _say_unscored(f"evaluation after {cursor.updates} updates", status)
         return accuracy
+
+    def _evaluate_share(self, state: TrainState, cursor: Cursor) -> dict[str, Any] | None:
+        """Scores of this host's problems by index, and the counts of statuses; None if asked to stop."""
+        problems, requests = self._held_out
+        title = f"evaluate after {cursor.updates} updates"
+        waiting = []
+        with (
+            self.policy.sampler(state.params) as sampler,
+            _bar(len(requests) * self.config.evaluation.samples, title, "resp") as bar,
+        ):
+            for response in sampler.run(requests):
+                text = self.policy.tokenizer.decode(response.tokens)
+                waiting.append((response, self._scorer.submit(text, problems[response.index])))
+                bar.update()
+                if self.stop.requested:
+                    return None
+        scores = {request.index: [0.0] * len(request.seeds) for request in requests}
+        status: Counter[str] = Counter()
+        for response, future in waiting:
+            score = future.result()
+            scores[response.index][response.sample] = score.value
+            status[score.status] += 1
+        return {"scores": scores, "status": status}
 
 
 @functools.lru_cache(maxsize=2)
@@ -430,14 +476,17 @@ def _headline(record: dict[str, Any]) -> dict[str, str]:
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
+def _say_unscored(what: str, status: Mapping[str, int]) -> None:
+    """No zero is silent: answers without an honest score are named."""
+    failed = {name: count for name, count in status.items() if name != "ok" and count}
+    if failed:
+        counts = ", ".join(f"{name} × {count}" for name, count in failed.items())
+        _say(f"{what}: {sum(failed.values())} answers could not be scored and count as 0: {counts}")
+
+
 def _bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
     quiet = jax.process_index() > 0
     return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _say(text: str) -> None:

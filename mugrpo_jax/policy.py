@@ -1,6 +1,7 @@
 """The policy of a run: model, tokenizer, devices, and the sizes that follow from the config."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, plan_sampler
 from mugrpo_jax.tasks import Problem
+from mugrpo_jax.training import StepOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Policy:
       graphdef: its static definition.
       tokenizer: text to tokens and back.
       mesh: all devices of the run.
+      programs: what its samplers compiled, so that only the first of them compiles.
     """
 
     config: RunConfig
@@ -42,6 +45,7 @@ class Policy:
     graphdef: Any
     tokenizer: Tokenizer
     mesh: Mesh
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Tokens of a problem's prompt; one that is too long is refused by its id."""
@@ -76,8 +80,20 @@ class Policy:
         """Micro-batch shapes of the update step."""
         return update_buckets(self.config, self.mesh)
 
+    def step_options(self) -> StepOptions:
+        """How the update step computes the loss."""
+        model = self.config.model
+        return StepOptions(
+            compute_dtype=model.compute_dtype,
+            temperature=self.config.sampling.temperature,
+            remat=model.remat,
+            scan=model.scan_layers,
+            attention=model.attention,
+        )
+
+    @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
-        """Sizes of the sampler on this host's devices."""
+        """Sizes of the sampler on this host's devices, planned once: programs are compiled for them."""
         return sampler_plan(self.config, self.model, self.mesh)
 
     def sampler(self, params: Any) -> Sampler:
@@ -86,7 +102,7 @@ class Policy:
             whole = NamedSharding(self.mesh, P())
             gathered = jax.jit(lambda tree: tree, out_shardings=whole)(params)
             params = jax.tree.map(lambda leaf: leaf.addressable_data(0), gathered)
-        return Sampler(self.graphdef, params, self.sampler_plan())
+        return Sampler(self.graphdef, params, self.sampler_plan, self.programs)
 
 
 def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:

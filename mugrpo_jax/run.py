@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -14,6 +15,8 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.environment import environment
+from mugrpo_jax.trackers import Tracker
 
 
 class Stopped(Exception):
@@ -31,6 +34,8 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim()
+            if jax.process_index() == 0:
+                _replace(folder / "environment.json", json.dumps(environment(), indent=1))
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
         self.journal = Journal(folder / "metrics.jsonl")
@@ -48,9 +53,7 @@ class RunFolder:
                     "use another --out, or the config it was started with"
                 )
         elif jax.process_index() == 0:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(yaml.safe_dump(here, sort_keys=False))
-            os.replace(temporary, path)
+            _replace(path, yaml.safe_dump(here, sort_keys=False))
 
     def stage_folder(self, stage: int) -> Path:
         """Where the rollouts of a stage are."""
@@ -60,6 +63,13 @@ class RunFolder:
 def stage_folder(run: Path, stage: int) -> Path:
     """Where a run keeps the rollouts of a stage."""
     return run / "rollouts" / f"stage-{stage:03d}"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is either the old one or the new one."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -75,7 +85,7 @@ class Journal:
 
     Every record has a `kind` (`warm_start`, `evaluation`, `stage`, `update`) and `updates`, the optimizer
     updates done when it was written. Wall-clock figures stand under `seconds`: they are the only part that
-    differs between a run and its repetition. One host writes; all know which stages and evaluations are in it.
+    differs between a run and its repetition. One host writes; all know its stages and evaluations.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,13 +94,25 @@ class Journal:
         self._events: dict[tuple[str, int], dict[str, Any]] = {}
         for record in read_journal(path):
             self._remember(record)
+        self._trackers: list[Tracker] = []
+        self._last = time.monotonic()
+
+    def follow(self, tracker: Tracker) -> None:
+        """Hand all records, those that are there and those to come, to a tracker too."""
+        tracker.restart(list(read_journal(self.path)))
+        self._trackers.append(tracker)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record."""
+        """Append a record; `seconds.elapsed` is the time since the last, or since the process began."""
         self._remember(record)
         if self._writes:
+            now = time.monotonic()
+            record = record | {"seconds": record.get("seconds", {}) | {"elapsed": now - self._last}}
+            self._last = now
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
+            for tracker in self._trackers:
+                tracker.write(record)
 
     def find(self, kind: str, updates: int) -> dict[str, Any] | None:
         """The stage or evaluation recorded after so many updates."""
@@ -105,10 +127,10 @@ class Journal:
         self._events = {event: record for event, record in self._events.items() if event[1] <= updates}
         if not self._writes or not self.path.exists():
             return
-        kept = [json.dumps(record) for record in read_journal(self.path) if record["updates"] <= updates]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        os.replace(temporary, self.path)
+        kept = [record for record in read_journal(self.path) if record["updates"] <= updates]
+        _replace(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        for tracker in self._trackers:
+            tracker.restart(kept)
 
     def _remember(self, record: dict[str, Any]) -> None:
         if record["kind"] in ("stage", "evaluation"):
@@ -127,10 +149,15 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class StopRequest:
-    """Turns SIGTERM and Ctrl-C into a flag that the loops look at; a second Ctrl-C interrupts at once."""
+    """Turns SIGTERM and Ctrl-C into a flag that the loops look at; a second Ctrl-C interrupts at once.
+
+    Attributes:
+      requested: whether this host was asked to stop.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self._agreed = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -144,6 +171,15 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all hosts stop here: several must learn of it at the same point of the run."""
+        return self._agreed or (self.requested and jax.process_count() == 1)
+
+    def agree(self, answer: bool) -> None:
+        """Tell what the hosts agreed on; a yes stays."""
+        self._agreed |= answer
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:

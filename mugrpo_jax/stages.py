@@ -29,30 +29,23 @@ from mugrpo_jax.training import Cursor
 
 def train(config: RunConfig, folder: Path) -> Path:
     """Run, or continue, everything that `config` describes; returns the run's folder."""
-    with StopRequest() as stop:
-        job = Job.open(config, folder, stop)
-        with jax.set_mesh(job.policy.mesh):
-            state, cursor = job.resume()
-            for stage in range(cursor.stage, config.stages.stop):
-                if cursor.update == 0:
-                    job.evaluate(state, cursor, due=not job.run.journal.read("evaluation"))
-                    state = training.start_stage(state)  # θ becomes b, the behavior policy
-                rollouts = job.generate(state, stage, cursor)
-                for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
-                    job.maybe_save(state, cursor)
-                cursor = Cursor(stage=stage + 1, updates=cursor.updates)
-                due = cursor.stage % config.evaluation.every == 0 or cursor.stage == config.stages.stop
-                job.save(state, cursor, accuracy=job.evaluate(state, cursor, due=due))
-            job.close()
+    with StopRequest() as stop, Job.open(config, folder, stop) as job, jax.set_mesh(job.policy.mesh):
+        state, cursor = job.resume()
+        for stage in range(cursor.stage, config.stages.stop):
+            if cursor.update == 0:
+                job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
+                state = training.start_stage(state)  # θ becomes b, the behavior policy
+            rollouts = job.generate(state, stage, cursor)
+            for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
+                job.save_if_due(state, cursor)
+            cursor = Cursor(stage=stage + 1, updates=cursor.updates)
+        job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
     return folder
 
 
 def warm_start(config: RunConfig, folder: Path) -> Path:
     """Only the supervised part of `train` and an evaluation; `train` continues from it."""
-    with StopRequest() as stop:
-        job = Job.open(config, folder, stop)
-        with jax.set_mesh(job.policy.mesh):
-            state, cursor = job.resume()
-            job.evaluate(state, cursor)
-            job.close()
+    with StopRequest() as stop, Job.open(config, folder, stop) as job, jax.set_mesh(job.policy.mesh):
+        state, cursor = job.resume()
+        job.evaluate(state, cursor)
     return folder

@@ -6,10 +6,12 @@ update, so the gradient is the one of a single padded batch.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
+import jax
 import numpy as np
 
 from mugrpo_jax import objectives
@@ -102,7 +104,8 @@ def make_update(
 ) -> Update:
     """Arrange some groups as one update."""
     rewards = np.stack([group.rewards for group in groups])
-    advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage)).ravel()
+    with jax.default_device(_host_device()):
+        advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage)).ravel()
     rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     rows = [Row(p, r.tokens, r.logprobs, a) for (p, r), a in zip(rollouts, advantages)]
     micro_batches = arrange(rows, buckets)
@@ -122,6 +125,18 @@ def make_update(
             "padding": 1 - sum(row.length for row in rows) / padded,
         },
     )
+
+
+@functools.cache
+def _host_device() -> Any:
+    """Where small sums are done: on an accelerator they would wait behind the updates under way.
+
+    None, the default device, where jax was told to leave the CPU alone.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:

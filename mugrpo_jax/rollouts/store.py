@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ class Stage:
         """The file of a shard."""
         return self.folder / f"shard-{shard:05d}.arrayrecord"
 
-    def missing_shards(self) -> list[int]:
-        """Shards still to be generated; damaged ones are removed and named, and so are missing again."""
+    def missing_shards(self, shards: Sequence[int] | None = None) -> list[int]:
+        """Those of `shards` (None: all) still to be generated; damaged ones are named and removed first."""
         missing = []
-        for shard in range(self.shards):
+        for shard in range(self.shards) if shards is None else shards:
             path = self.path(shard)
             if not path.exists():
                 missing.append(shard)
@@ -92,14 +93,15 @@ class Stage:
         os.replace(temporary, path)
         _flush(self.folder)
 
-    def commit(self) -> dict[str, Any]:
-        """Write the manifest once every shard is there, and return it."""
+    def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """Write the manifest once every shard is there, with how long it took, and return it."""
         summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
         manifest = {
             "identity": dict(self.identity),
             "prompts": self.prompts,
             "prompts_per_shard": self.prompts_per_shard,
             **_total(summaries),
+            "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
         }
         write_json(self.folder / "manifest.json", manifest)
@@ -149,32 +151,31 @@ def read_groups(stage: Stage) -> Iterator[Group]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Counts and totals of some groups; those of several parts add up."""
+    """Counts and totals of some groups; those of several parts add up, the longest response apart."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    statuses = [rollout.status for rollout in rollouts]
     return {
         "groups": len(groups),
         "responses": len(rollouts),
         "prompt_tokens": sum(len(group.prompt) for group in groups),
         "response_tokens": sum(len(rollout.tokens) for rollout in rollouts),
         "reward": float(sum(rollout.reward for rollout in rollouts)),
-        "truncated": sum(rollout.finish == "length" for rollout in rollouts),
+        "longest_response": max((len(rollout.tokens) for rollout in rollouts), default=0),
         "equal_groups": sum(len(set(group.rewards.tolist())) == 1 for group in groups),
-        "status": {status: statuses.count(status) for status in sorted(set(statuses))},
+        "finish": dict(sorted(Counter(rollout.finish for rollout in rollouts).items())),
+        "status": dict(sorted(Counter(rollout.status for rollout in rollouts).items())),
     }
 
 
 def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {"status": {}}
-    for summary in summaries:
-        for name, value in summary.items():
-            if name in ("identity", "sha256"):
-                continue
-            if name == "status":
-                for status, count in value.items():
-                    total["status"][status] = total["status"].get(status, 0) + count
-            else:
-                total[name] = total.get(name, 0) + value
+    total: dict[str, Any] = {}
+    for name, first in summaries[0].items():
+        values = [summary[name] for summary in summaries]
+        if name == "longest_response":
+            total[name] = max(values)
+        elif isinstance(first, Mapping) and name != "identity":
+            total[name] = dict(sum(map(Counter, values), Counter()))
+        elif isinstance(first, (int, float)):
+            total[name] = sum(values)
     return total
 
 

@@ -101,13 +101,16 @@ class Sampler:
       graphdef: the decoder's static definition.
       params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
       plan: from `plan_sampler`.
+      programs: what an earlier sampler of the same plan compiled; new programs are added to it.
 
     Attributes:
       plan: as given.
       stats: counts of the latest run.
     """
 
-    def __init__(self, graphdef: Any, params: Any, plan: SamplerPlan) -> None:
+    def __init__(
+        self, graphdef: Any, params: Any, plan: SamplerPlan, programs: dict[Any, Any] | None = None
+    ) -> None:
         if plan.mesh is not None and plan.mesh.is_multi_process:
             raise ValueError(
                 "sampler: the mesh spans several hosts; give each host a mesh of its own devices"
@@ -120,7 +123,7 @@ class Sampler:
         shapes = abstract_slots(plan)
         self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, shapes.rows)
-        self._programs: dict[tuple[Any, ...], Any] = {}
+        self._programs = {} if programs is None else programs
         self._thread = ThreadPoolExecutor(1, "decode")
         self._under_way: Future[_Loop] | None = None
 

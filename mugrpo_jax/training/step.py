@@ -56,7 +56,8 @@ class UpdateStep:
         loss = functools.partial(_loss, graphdef, objective, options, diagnose)
         self.prepare = jax.jit(
             functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
-            out_shardings=(shardings.params, shardings.params),
+            static_argnames="names",
+            out_shardings=(shardings.params, shardings.params, None),
         )
         self.accumulate = jax.jit(
             functools.partial(_accumulate, loss),
@@ -70,7 +71,7 @@ class UpdateStep:
         self._names: tuple[str, ...] | None = None
 
     def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Run one update; metrics stay on the device until someone reads them."""
+        """Dispatch one update; metrics stay on the device until someone reads them."""
         gradient, metrics = self.gradient(state, update)
         state, applied = self.apply(state, gradient)
         return state, metrics | applied
@@ -78,30 +79,31 @@ class UpdateStep:
     def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
         """The float32 gradient of the whole update, and the objective's metrics."""
         with jax.set_mesh(self.mesh):
-            compute, gradient = self.prepare(state.params)
-            metrics = self._no_metrics(compute, update)
+            compute, gradient, metrics = self.prepare(state.params, names=self._metric_names(state, update))
             for batch in self.place(update.micro_batches):
                 gradient, metrics = self.accumulate(
                     compute, gradient, metrics, batch, np.float32(update.denominator)
                 )
         return gradient, metrics
 
-    def _no_metrics(self, params: Any, update: Update) -> objectives.Metrics:
-        """Metrics of an update without micro-batches: what `combine_metrics` starts from."""
+    def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
+        """What the loss reports, from its shapes alone."""
         if self._names is None:
-            shapes = jax.eval_shape(self._loss, params, update.micro_batches[0], np.float32(1))[1]
+            shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1))[1]
             self._names = tuple(shapes)
-        start = {"_min": np.inf, "_max": -np.inf}
-        return {name: jnp.float32(start.get(name[-4:], 0.0)) for name in self._names}
+        return self._names
 
     def place(self, batches: Iterable[MicroBatch]) -> Iterable[dict[str, jax.Array]]:
         """Micro-batches on the devices, rows split over the data axes; each host hands over its own rows."""
         sharding = batch_sharding(self.mesh)
         for batch in batches:
-            yield {
-                name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-                for name, array in batch.items()
-            }
+            if sharding.is_fully_addressable:
+                yield jax.device_put(batch, sharding)
+            else:
+                yield {
+                    name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+                    for name, array in batch.items()
+                }
 
 
 def _loss(
@@ -140,9 +142,12 @@ def _accumulate(
     return gradient, objectives.combine_metrics([metrics, found])
 
 
-def _prepare(dtype: Any, params: Any) -> tuple[Any, Any]:
-    """Weights for the passes (cast before they are gathered: half the traffic) and a zero gradient."""
-    return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, Any, objectives.Metrics]:
+    """Weights for the passes (cast before they are gathered: half the traffic), and where the sums start:
+    a zero gradient, and the metrics of no micro-batch."""
+    start = {"_min": jnp.inf, "_max": -jnp.inf}
+    metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}
+    return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), metrics
 
 
 def _apply(
