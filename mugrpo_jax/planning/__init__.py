@@ -1,4 +1,4 @@
-"""What a run will do and need, before anything is allocated: from its config alone, or compiled for devices."""
+"""What a run will do and need before anything is allocated: from its config, or compiled for devices."""
 
 from mugrpo_jax.planning.run import Memory as Memory
 from mugrpo_jax.planning.run import RunPlan as RunPlan

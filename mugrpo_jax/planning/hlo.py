@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _SIZES = {
@@ -23,9 +25,10 @@ _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLS = re.compile(r"\b(calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id iota "
-    "while conditional call opt-barrier domain".split()
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
+    | {"replica-id", "while", "conditional", "call", "opt-barrier", "domain"}
 )
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand holds what is written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,12 +201,12 @@ class Program:
         return Collective(kind, shapes, group, count) if group > 1 else None
 
     def _traffic(self, instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-        if instruction.op in _FREE or instruction.op.endswith("-done"):
+        if instruction.op in _FREE or instruction.op.endswith(("-done", "-update")):
             return 0
         if instruction.op in ("dynamic-slice", "gather", "slice"):
             return 2 * instruction.main_bytes
-        if instruction.op == "dynamic-update-slice":
-            return 2 * table[instruction.operands[1]].main_bytes
+        if instruction.op in _IN_PLACE:
+            return 2 * table[instruction.operands[_IN_PLACE[instruction.op]]].main_bytes
         operands = [table[name] for name in instruction.operands if name in table]
         if instruction.op == "fusion":
             return self._fusion_traffic(instruction, operands)
@@ -220,7 +223,7 @@ class Program:
         parameters = [i for i in inside.values() if i.op == "parameter"]
         parameters.sort(key=lambda i: int(i.attributes))
         total = 0.0
-        updates = [i for i in inside.values() if i.op == "dynamic-update-slice"]
+        updates = [i for i in inside.values() if i.op in _IN_PLACE]
         for parameter, operand in zip(parameters, operands):
             users = [i for i in inside.values() if parameter.name in i.operands]
             if users and all(
@@ -232,7 +235,7 @@ class Program:
         written = fusion.main_bytes
         for update in updates:
             written -= min(update.bytes, written)
-            written += 2 * inside[update.operands[1]].bytes
+            written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
         return total + written
 
 
@@ -272,12 +275,12 @@ def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> 
 
     stride, spread, dilation = (int(setting(n, "1")) for n in ("stride", "lhs_dilate", "rhs_dilate"))
     before = int(setting("pad", "0_0").split("_")[0])
-    places = (o * stride + t * dilation - before for o in range(outputs) for t in range(taps))
-    return sum(0 <= place <= (entries - 1) * spread and place % spread == 0 for place in places)
+    places = np.arange(outputs)[:, None] * stride + np.arange(taps) * dilation - before
+    return int(((places >= 0) & (places <= (entries - 1) * spread) & (places % spread == 0)).sum())
 
 
 def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """Products of an attention kernel, which the compiler does not see into: causal, so half of the square."""
+    """Products of an attention kernel, which the compiler does not see into: causal, half of the square."""
     products = next(
         (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
     )

@@ -261,16 +261,22 @@ def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
     return jax.tree.map_with_path(one, weights)
 
 
-def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
-    """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
+def abstract_params(plan: SamplerPlan) -> tuple[Any, Any]:
+    """The decoder's static definition and what `sampling_params` returns, as shapes with shardings."""
     graphdef, params = abstract(plan.config, dtype=plan.dtype)
     weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
-    if plan.mesh is not None:
-        weights = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            weights,
-            params_sharding(plan, weights),
-        )
+    if plan.mesh is None:
+        return graphdef, weights
+    return graphdef, jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        weights,
+        params_sharding(plan, weights),
+    )
+
+
+def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
+    """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
+    graphdef, weights = abstract_params(plan)
     with mesh_of(plan):
         return decode.lower(
             graphdef,

@@ -86,6 +86,13 @@ class UpdateStep:
                 )
         return gradient, metrics
 
+    def lower_accumulate(self, compute: Any, gradient: Any, batch: dict[str, Any]) -> Any:
+        """`accumulate` for abstract arguments, lowered: to compile it ahead of time."""
+        with jax.set_mesh(self.mesh):
+            names = jax.eval_shape(self._loss, compute, batch, np.float32(1))[1]
+            metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
+            return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1))
+
     def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
         """What the loss reports, from its shapes alone."""
         if self._names is None:

@@ -1,0 +1,164 @@
+"""Devices to plan for: what one chip can do, and how many of them a topology has.
+
+A topology is written `KIND:SHAPE`: `v5e:8x8`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`, `h200:1`, `gpu:8`, `cpu:8`.
+The shape counts chips. (Google's names of v5p slices count cores, two a chip: v5p-32 is `v5p:2x2x4`.)
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+GB = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Public figures of one chip.
+
+    Attributes:
+      name: for people.
+      memory: bytes of device memory.
+      flops: dense bfloat16 FLOP/s; None where no peak is known.
+      bandwidth: bytes/s of device memory.
+      link: bytes/s that it sends to the others of its slice or node, one way, all links together.
+    """
+
+    name: str
+    memory: int
+    flops: float | None = None
+    bandwidth: float | None = None
+    link: float | None = None
+
+
+# TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e ("key specifications"). They give the bandwidth
+# between chips in both directions together: 400, 1200 and 800 GB/s.
+# GPU: nvidia.com/h100 and nvidia.com/h200, SXM data sheets: dense bfloat16 (half of the figure with
+# sparsity), memory, and NVLink's 900 GB/s, again in both directions together.
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        "v5e": Chip("TPU v5e", 16 * GB, 197e12, 819e9, 200e9),
+        "v5p": Chip("TPU v5p", 95 * GB, 459e12, 2765e9, 600e9),
+        "v6e": Chip("TPU v6e", 32 * GB, 918e12, 1640e9, 400e9),
+        "h100": Chip("NVIDIA H100 SXM", 80 * GB, 989e12, 3350e9, 450e9),
+        "h200": Chip("NVIDIA H200 SXM", 141 * GB, 989e12, 4800e9, 450e9),
+    }
+)
+_TPU = ("v5e", "v5p", "v6e")
+_GPU = ("gpu", "h100", "h200")
+_KINDS = (*_TPU, *_GPU, "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices to compile for, present or not.
+
+    Attributes:
+      name: as written.
+      chip: each of them.
+      devices: abstract TPU devices, or those of this machine.
+      stand_in: what is compiled for in place of GPUs that are not there; None: for the devices themselves.
+    """
+
+    name: str
+    chip: Chip
+    devices: Sequence[Any]
+    stand_in: str | None = None
+
+    @property
+    def hosts(self) -> int:
+        """Processes that the devices belong to."""
+        return len({device.process_index for device in self.devices})
+
+    def __str__(self) -> str:
+        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
+        text = f"{len(self.devices)} × {self.chip.name} on {hosts}"
+        if self.stand_in is None:
+            return text
+        return f"{text}, none of them here: compiled for {self.stand_in} in their place, an estimate"
+
+
+def find_topology(name: str) -> Topology:
+    """The devices that a name stands for; what cannot be is refused in one line."""
+    kind, colon, shape = name.partition(":")
+    if not colon or kind not in _KINDS:
+        hint = " (Google's v5p-32 counts cores: v5p:2x2x4)" if name.startswith("v5p-") else ""
+        raise ValueError(f"topology {name!r}: expected KIND:SHAPE with KIND one of {', '.join(_KINDS)}{hint}")
+    sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"\d+(x\d+)*", shape) else [0]
+    axes = {"v5e": 2, "v5p": 3, "v6e": 2}.get(kind, 1)
+    if len(sizes) != axes or math.prod(sizes) < 1:
+        example = {2: "4x4", 3: "2x2x4"}.get(axes, "8")
+        raise ValueError(
+            f"topology {name!r}: the shape of {kind} has {axes} positive numbers, as {kind}:{example}"
+        )
+    if kind in _TPU:
+        return Topology(name, CHIPS[kind], _tpu_devices(name, name))
+    if kind == "cpu":
+        return _cpu(name, sizes[0])
+    return _gpu(name, kind, sizes[0])
+
+
+def _cpu(name: str, count: int) -> Topology:
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise ValueError(
+            f"topology {name!r}: this process has {len(devices)} CPU devices; set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Topology(name, Chip("CPU device", memory // count), devices[:count])
+
+
+def _gpu(name: str, kind: str, count: int) -> Topology:
+    """This machine's GPUs where it has enough of them; otherwise a TPU slice compiles in their place."""
+    found = jax.devices() if jax.default_backend() == "gpu" else []
+    if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
+        return Topology(name, chip_of(found[0]), found[:count])
+    chip = CHIPS["h100" if kind == "gpu" else kind]
+    if count & (count - 1) or count > 512:
+        raise ValueError(f"topology {name!r}: without GPUs here the number must be a power of two up to 512")
+    # A slice with as many chips, all of one host up to eight. Its compiler keeps bfloat16 and has a fused
+    # attention kernel, as GPUs do; the CPU's has neither, and would double the activations.
+    sizes = [1, 1, 1]
+    while math.prod(sizes) < count:
+        sizes[sizes.index(min(sizes))] *= 2
+    slice_name = f"v5p:{'x'.join(map(str, sizes))}"
+    host = [min(size, 2) for size in sizes]
+    return Topology(name, chip, _tpu_devices(name, slice_name, chips_per_host_bounds=host), slice_name)
+
+
+def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU here to ask about itself
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=slice_name, **options).devices
+    except Exception as error:  # of several kinds, by version
+        reason = " ".join(str(error).split()).removeprefix("INVALID_ARGUMENT: ")
+        raise ValueError(f"topology {name!r}: {reason[:200]}") from None
+
+
+def chip_of(device: Any) -> Chip:
+    """What a device of this machine is: one of `CHIPS`, or a chip of which only the memory is known."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    memory = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kinds = {
+        "v5 lite": "v5e",
+        "v5e": "v5e",
+        "v6 lite": "v6e",
+        "v6e": "v6e",
+        "v5": "v5p",
+        "h100": "h100",
+        "h200": "h200",
+    }
+    kind = next((known for part, known in kinds.items() if part in device.device_kind.lower()), None)
+    chip = CHIPS[kind] if kind else Chip(device.device_kind, memory)
+    return dataclasses.replace(chip, memory=memory)
