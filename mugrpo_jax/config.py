@@ -145,10 +145,12 @@ class WarmStart(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Section):
-    """Held-out accuracy before the first stage and after each."""
+    """Held-out accuracy: before the first stage, after the last, and between."""
 
     problems: int = key(256, "held-out problems; 0 turns evaluation off", least=0)
-    every: int = key(1, "stages between evaluations; the first and the last are always evaluated", least=1)
+    every: int | None = key(
+        None, "updates between evaluations, inside stages too; None: one after each stage", least=1
+    )
     samples: int = key(1, "responses per problem", least=1)
     temperature: float = key(1.0, "sampling temperature; 0 is greedy", least=0)
     top_p: float = key(1.0, "nucleus truncation")

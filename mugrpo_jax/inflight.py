@@ -39,6 +39,10 @@ class InFlight:
         while self._waiting:
             self._finish_one()
 
+    def restart(self) -> None:
+        """The time since the last record belonged to something else."""
+        self._since = time.monotonic()
+
     def _finish_one(self) -> None:
         about, metrics = self._waiting.popleft()
         found = {name: float(value) for name, value in metrics.items()}

@@ -398,15 +398,11 @@ class Job:
     def evaluate(self, state: TrainState, cursor: Cursor) -> float | None:
         """Held-out accuracy of the current weights, where the config asks for it and once a place."""
         wanted, journal = self.config.evaluation, self.run.journal
-        due = (
-            not journal.has_any("evaluation")
-            or cursor.stage % wanted.every == 0
-            or cursor.stage == self.config.stages.stop
-        )
-        if not due or not wanted.problems or not len(self.task.test):
+        if not (wanted.problems and len(self.task.test) and self._evaluation_due(cursor)):
             return None
         if (known := journal.find("evaluation", cursor.updates)) is not None:
             return known["accuracy"]
+        self._in_flight.flush()
         started = time.monotonic()
         parts = distributed.gather("evaluated", self._evaluate_share(state, cursor))
         if any(part is None for part in parts):
@@ -430,7 +426,17 @@ class Job:
         )
         _say(f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)")
         _say_unscored(f"evaluation after {cursor.updates} updates", status)
+        self._in_flight.restart()
         return accuracy
+
+    def _evaluation_due(self, cursor: Cursor) -> bool:
+        """A stage's last update is evaluated as the start of the next stage, or the end of the run."""
+        every = self.config.evaluation.every
+        if cursor.update:
+            inside = cursor.update < self.config.batch.updates_per_stage
+            return inside and every is not None and cursor.updates % every == 0
+        ends = (self.config.stages.start, self.config.stages.stop)
+        return every is None or cursor.stage in ends or cursor.updates % every == 0
 
     def _evaluate_share(self, state: TrainState, cursor: Cursor) -> dict[str, Any] | None:
         """Scores of this host's problems by index, and the counts of statuses; None if asked to stop."""

@@ -118,10 +118,6 @@ class Journal:
         """The stage or evaluation recorded after so many updates."""
         return self._events.get((kind, updates))
 
-    def has_any(self, kind: str) -> bool:
-        """Whether a stage or an evaluation is recorded."""
-        return any(found == kind for found, _ in self._events)
-
     def rewind(self, updates: int) -> None:
         """Forget what was recorded after a checkpoint that the run now continues from."""
         self._events = {event: record for event, record in self._events.items() if event[1] <= updates}

@@ -37,7 +37,7 @@ def train(config: RunConfig, folder: Path) -> Path:
                 state = training.start_stage(state)  # θ becomes b, the behavior policy
             rollouts = job.generate(state, stage, cursor)
             for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
-                job.save_if_due(state, cursor)
+                job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
             cursor = Cursor(stage=stage + 1, updates=cursor.updates)
         job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
     return folder

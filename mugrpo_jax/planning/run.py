@@ -188,7 +188,8 @@ class RunPlan:
         if not evaluation.problems:
             return ""
         responses = evaluation.problems * evaluation.samples
-        times = 1 + -(-self.stages // evaluation.every)
+        inside = 0 if evaluation.every is None else (self.updates - 1) // evaluation.every
+        times = 2 + (self.stages - 1 if evaluation.every is None else inside)
         return (
             f"{times} times {responses:,} responses to {evaluation.problems} held-out problems "
             "(fewer if the task has fewer)"
