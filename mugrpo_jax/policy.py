@@ -82,14 +82,7 @@ class Policy:
 
     def step_options(self) -> StepOptions:
         """How the update step computes the loss."""
-        model = self.config.model
-        return StepOptions(
-            compute_dtype=model.compute_dtype,
-            temperature=self.config.sampling.temperature,
-            remat=model.remat,
-            scan=model.scan_layers,
-            attention=model.attention,
-        )
+        return step_options(self.config)
 
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
@@ -103,6 +96,17 @@ class Policy:
             gathered = jax.jit(lambda tree: tree, out_shardings=whole)(params)
             params = jax.tree.map(lambda leaf: leaf.addressable_data(0), gathered)
         return Sampler(self.graphdef, params, self.sampler_plan, self.programs)
+
+
+def step_options(config: RunConfig) -> StepOptions:
+    """How the update step computes the loss."""
+    return StepOptions(
+        compute_dtype=config.model.compute_dtype,
+        temperature=config.sampling.temperature,
+        remat=config.model.remat,
+        scan=config.model.scan_layers,
+        attention=config.model.attention,
+    )
 
 
 def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:

@@ -20,7 +20,7 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.hlo import Cost, Program
-from mugrpo_jax.policy import update_buckets
+from mugrpo_jax.policy import step_options, update_buckets
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import (
@@ -156,17 +156,6 @@ class UpdatePrograms:
             return self.step.apply.lower(self.state, self.state.params)
 
 
-def step_options(config: RunConfig) -> training.StepOptions:
-    """How the update step computes the loss."""
-    return training.StepOptions(
-        compute_dtype=config.model.compute_dtype,
-        temperature=config.sampling.temperature,
-        remat=config.model.remat,
-        scan=config.model.scan_layers,
-        attention=config.model.attention,
-    )
-
-
 def largest_shapes(buckets: Buckets) -> list[tuple[int, int]]:
     """The micro-batch shapes that no other exceeds both in tokens and in length: the others need no more."""
     shapes = buckets.shapes
@@ -178,7 +167,7 @@ def largest_shapes(buckets: Buckets) -> list[tuple[int, int]]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Lowered]:
-    """Prefill of the longest prompts, decoding with the longest read, and decoding as evaluation truncates."""
+    """Prefill of the longest prompts, decoding with the longest read, decoding as evaluation truncates."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // plan.mesh.size
