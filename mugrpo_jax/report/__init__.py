@@ -1,10 +1,16 @@
-"""What runs did, for people: figures, a summary of runs, a description of rollouts."""
+"""What runs did, for people: the page of a run or several, its figures, a summary, a description of rollouts.
 
-from mugrpo_jax.report.figures import learning_curve as learning_curve
+from mugrpo_jax import report
+runs = [report.read_run("runs/first"), report.read_run("runs/second")]
+report.write_page(runs, "comparison.html")
+report.figures.learning(runs).savefig("learning.svg")
+"""
+
+from mugrpo_jax.report import figures as figures
 from mugrpo_jax.report.figures import overview as overview
-from mugrpo_jax.report.figures import staleness as staleness
 from mugrpo_jax.report.history import History as History
 from mugrpo_jax.report.history import StageFigures as StageFigures
 from mugrpo_jax.report.history import read_run as read_run
 from mugrpo_jax.report.history import summary as summary
+from mugrpo_jax.report.page import write_page as write_page
 from mugrpo_jax.report.rollouts import describe_rollouts as describe_rollouts

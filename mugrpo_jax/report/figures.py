@@ -1,183 +1,241 @@
 """Figures of one run, or of several side by side. Every function returns a matplotlib `Figure`.
 
-from mugrpo_jax.report import overview, read_run
-overview([read_run("runs/quickstart")])
+from mugrpo_jax.report import figures, read_run
+figures.learning([read_run("runs/quickstart")]).savefig("learning.svg")
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from mugrpo_jax.report.history import CLIPPED, ESS, VETOED, History
+from mugrpo_jax.report import panels
+from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_colors
+from mugrpo_jax.report.history import History, names
+from mugrpo_jax.report.panel import Bars, Line, Panel
 
-# Okabe and Ito's palette: told apart with every common form of colour blindness.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MOST_BOUNDARIES = 16  # more stages than this are a texture, not information
-_FAINT = 0.25
+_GREY = "0.35"
+_WIDE, _HALF = (10, 4), (5.6, 3.6)
 
 
 def overview(runs: Sequence[History]) -> Figure:
     """Everything on one page: the learning curve above, what staleness does to the updates below."""
-    figure = _figure(10, 7)
+    figure = Figure(figsize=(10, 7), dpi=120, layout="constrained")
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
-    _learning_axes(top, runs)
-    _staleness_axes(left, right, runs)
+    for axes, panel in ((top, panels.learning), (left, panels.vetoed), (right, panels.effective_sample_size)):
+        draw(axes, panel(runs), runs)
     _name_runs(figure, runs)
     return figure
 
 
-def learning_curve(runs: Sequence[History]) -> Figure:
+def learning(runs: Sequence[History]) -> Figure:
     """Held-out accuracy and training reward over updates, the stages marked."""
-    figure = _figure(10, 4)
-    _learning_axes(figure.subplots(), runs)
+    return _one(panels.learning, runs, _WIDE)
+
+
+def learning_by_time(runs: Sequence[History]) -> Figure:
+    """Held-out accuracy and training reward over what the run took."""
+    return _one(panels.learning_by_time, runs, _WIDE)
+
+
+def clipped(runs: Sequence[History]) -> Figure:
+    """Share of tokens whose gradient the clip removes, against staleness."""
+    return _one(panels.clipped, runs)
+
+
+def vetoed(runs: Sequence[History]) -> Figure:
+    """Share of tokens that the veto removes, against staleness."""
+    return _one(panels.vetoed, runs)
+
+
+def effective_sample_size(runs: Sequence[History]) -> Figure:
+    """Effective sample size of tokens and responses, against staleness."""
+    return _one(panels.effective_sample_size, runs)
+
+
+def ratios_positive(runs: Sequence[History]) -> Figure:
+    """Quantiles of the ratio where A > 0, against staleness."""
+    return _one(panels.ratios_positive, runs)
+
+
+def ratios_negative(runs: Sequence[History]) -> Figure:
+    """Quantiles of the ratio where A < 0, against staleness."""
+    return _one(panels.ratios_negative, runs)
+
+
+def mean_ratio_negative(runs: Sequence[History]) -> Figure:
+    """E[ρ | A < 0], against staleness."""
+    return _one(panels.mean_ratio_negative, runs)
+
+
+def gap(runs: Sequence[History]) -> Figure:
+    """Gap between sampler and trainer, against staleness."""
+    return _one(panels.gap, runs)
+
+
+def response_length(runs: Sequence[History]) -> Figure:
+    """Mean length of the responses."""
+    return _one(panels.response_length, runs)
+
+
+def finish_reasons(runs: Sequence[History]) -> Figure:
+    """How the responses of each stage ended."""
+    return _one(panels.finish_reasons, runs)
+
+
+def time_spent(runs: Sequence[History]) -> Figure:
+    """What the time of each stage went into."""
+    return _one(panels.time_spent, runs)
+
+
+def throughput(runs: Sequence[History]) -> Figure:
+    """Response tokens a second, generated and trained on."""
+    return _one(panels.throughput, runs)
+
+
+def slot_occupancy(runs: Sequence[History]) -> Figure:
+    """Share of the sampler's slots that were busy."""
+    return _one(panels.slot_occupancy, runs)
+
+
+def staleness_law(runs: Sequence[History]) -> Figure:
+    """Where each run stands between S·η and T·η."""
+    return _one(panels.staleness_law, runs)
+
+
+def drift(runs: Sequence[History]) -> Figure:
+    """Distance from the behavior policy, against staleness."""
+    return _one(panels.drift, runs)
+
+
+def gradient_cosine(runs: Sequence[History]) -> Figure:
+    """Cosine of consecutive gradients, against staleness."""
+    return _one(panels.gradient_cosine, runs)
+
+
+def gradient_norm(runs: Sequence[History]) -> Figure:
+    """Norm of the gradient."""
+    return _one(panels.gradient_norm, runs)
+
+
+def _one(
+    panel: Callable[[Sequence[History]], Panel | Bars],
+    runs: Sequence[History],
+    size: tuple[float, float] = _HALF,
+) -> Figure:
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    draw(figure.subplots(), panel(runs), runs)
     _name_runs(figure, runs)
     return figure
 
 
-def staleness(runs: Sequence[History]) -> Figure:
-    """Vetoed and clipped share of tokens, and effective sample size, over the updates within a stage."""
-    figure = _figure(10, 3.6)
-    left, right = figure.subplots(1, 2)
-    _staleness_axes(left, right, runs)
-    _name_runs(figure, runs)
-    return figure
-
-
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def _learning_axes(axes: Axes, runs: Sequence[History]) -> None:
-    for color, run in zip(_colors(runs), runs):
-        for stage in run.by_stage():
-            updates = [record["updates"] for record in stage]
-            reward = np.array([record["reward"] for record in stage])
-            axes.plot(updates, reward, color=color, linewidth=0.8, alpha=_FAINT)
-            axes.plot(updates, _smooth(reward), color=color, linewidth=1.4, linestyle="--")
-        if run.evaluations:
-            axes.errorbar(
-                [record["updates"] for record in run.evaluations],
-                [record["accuracy"] for record in run.evaluations],
-                yerr=[record["standard_error"] for record in run.evaluations],
-                color=color,
-                linewidth=2,
-                marker="o",
-                markersize=6,
-                capsize=3,
-            )
-    _mark_stages(axes, runs)
-    solid = Line2D([], [], color="0.3", marker="o", linewidth=2, label="held-out accuracy (± s.e.)")
-    dashed = Line2D([], [], color="0.3", linestyle="--", linewidth=1.4, label="training reward")
-    _finish(axes, "updates", "accuracy, reward", "Learning")
-    _legend(axes, [solid, dashed])
-
-
-def _staleness_axes(left: Axes, right: Axes, runs: Sequence[History]) -> None:
-    for color, run in zip(_colors(runs), runs):
-        _by_staleness(left, run, VETOED, color, "-")
-        _by_staleness(left, run, CLIPPED, color, "--")
-        _by_staleness(right, run, ESS, color, "-")
-    solid = Line2D([], [], color="0.3", linewidth=2, label="vetoed")
-    dashed = Line2D([], [], color="0.3", linewidth=2, linestyle="--", label="clipped")
-    _finish(left, "updates since generation", "share of tokens", "Vetoed and clipped")
-    _finish(right, "updates since generation", "ESS / tokens", "Effective sample size")
-    left.set_ylim(bottom=0)
-    right.set_ylim(0, 1.05)
-    _legend(left, [solid, dashed])
-
-
-def _by_staleness(axes: Axes, run: History, metric: str, color: str, style: str) -> None:
-    """Each stage faintly, their mean on top."""
-    stages = [
-        [(record["staleness"], record[metric]) for record in stage if metric in record]
-        for stage in run.by_stage()
-    ]
-    values: dict[int, list[float]] = {}
-    for stage in filter(None, stages):
-        if 1 < len(stages) <= _MOST_BOUNDARIES:
-            axes.plot(*zip(*stage), color=color, linewidth=0.7, linestyle=style, alpha=_FAINT)
-        for place, value in stage:
-            values.setdefault(place, []).append(value)
-    if values:
-        places = sorted(values)
-        means = [float(np.mean(values[place])) for place in places]
-        axes.plot(places, means, color=color, linewidth=1.8, linestyle=style)
-
-
-def _mark_stages(axes: Axes, runs: Sequence[History]) -> None:
-    boundaries = sorted({boundary for run in runs for boundary in run.boundaries})
-    if len(boundaries) > _MOST_BOUNDARIES:
+def draw(axes: Axes, panel: Panel | Bars, runs: Sequence[History]) -> None:
+    """Draw a panel into axes of your own."""
+    if isinstance(panel, Bars):
+        _draw_bars(axes, panel, runs)
         return
-    for boundary in boundaries:
-        axes.axvline(boundary, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
-    if len(runs) == 1:
-        mu = runs[0].config.batch.updates_per_stage
-        for stage in runs[0].config.stages:
-            axes.annotate(
-                f"stage {stage}",
-                ((stage + 0.5) * mu, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, -3),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=9,
-                color="0.4",
-            )
+    for line in panel.lines:
+        _draw_line(axes, line, len(runs))
+    for label, x in panel.marks:
+        axes.axvline(x, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), **_SMALL)
+    for label, y in panel.levels:
+        axes.axhline(y, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        axes.annotate(
+            label, (1, y), xycoords=("axes fraction", "data"), xytext=(-3, -3), ha="right", **_SMALL
+        )
+    if "x" in panel.log:
+        axes.set_xscale("log")
+    if panel.log:
+        axes.set_yscale("log")
+    _finish(axes, panel.x, panel.y, panel.title)
+    axes.set_ylim(bottom=panel.low, top=panel.high)
+    handles = [_handle(name, style) for name, style in panel.styles.items()]
+    _legend(axes, handles if len(handles) > 1 else [])
+
+
+_SMALL = {"textcoords": "offset points", "va": "top", "fontsize": 8, "color": "0.4"}
+
+
+def _draw_line(axes: Axes, line: Line, runs: int) -> None:
+    look = {"color": line_color(line, runs), "alpha": line_strength(line, runs), "linewidth": 1.5}
+    if line.style == "points":
+        axes.plot(line.x, line.y, marker="o", markersize=6, **look | {"linewidth": 0.8})
+    elif line.name == "held-out accuracy":
+        spread = np.stack([line.y - line.low, line.high - line.y])
+        axes.errorbar(line.x, line.y, yerr=spread, marker="o", markersize=5, capsize=3, **look)
+    else:
+        marker = "o" if len(line.x) == 1 else None
+        axes.plot(line.x, line.y, linestyle=line.style, marker=marker, markersize=4, **look)
+        if line.low is not None and not np.array_equal(line.low, line.high, equal_nan=True):
+            axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _handle(name: str, style: str) -> Line2D:
+    marked = style == "points" or name == "held-out accuracy"
+    shape = "none" if style == "points" else style
+    return Line2D(
+        [], [], color=_GREY, linewidth=1.5, linestyle=shape, marker="o" if marked else None, label=name
+    )
+
+
+def _draw_bars(axes: Axes, bars: Bars, runs: Sequence[History]) -> None:
+    places = np.arange(len(bars.groups)) + [group[0] * 0.5 for group in bars.groups]
+    base = np.zeros(len(bars.groups))
+    for i, (name, heights) in enumerate(bars.parts.items()):
+        axes.bar(places, heights, bottom=base, color=COLORS[i % len(COLORS)], width=0.8, label=name)
+        base = base + heights
+    axes.set_xticks(places, [label for _, label in bars.groups])
+    _finish(axes, "stage", bars.y, bars.title)
+    if len(runs) > 1:
+        for i, name in enumerate(names(runs)):
+            mine = [place for place, group in zip(places, bars.groups) if group[0] == i]
+            if mine:
+                axes.annotate(
+                    name, (np.mean(mine), 1), xycoords=("data", "axes fraction"), ha="center", fontsize=9
+                )
+    handles = [Patch(color=COLORS[i % len(COLORS)], label=name) for i, name in enumerate(bars.parts)]
+    axes.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _finish(axes: Axes, x: str, y: str, title: str) -> None:
-    axes.set_xlabel(x, fontsize=11)
-    axes.set_ylabel(y, fontsize=11)
-    axes.set_title(title, fontsize=12, loc="left", fontweight="bold")
-    axes.tick_params(labelsize=10)
+    axes.set_xlabel(x, fontsize=10)
+    axes.set_ylabel(y, fontsize=10)
+    axes.set_title(title, fontsize=11, loc="left", fontweight="bold")
+    axes.tick_params(labelsize=9)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02, y=0.12)
 
 
-def _legend(axes: Axes, styles: Sequence[Any]) -> None:
+def _legend(axes: Axes, handles: Sequence[Line2D]) -> None:
     """Above the axes, beside the title: nothing that is drawn can be hidden."""
-    axes.legend(
-        handles=list(styles),
-        fontsize=10,
-        frameon=False,
-        loc="lower right",
-        bbox_to_anchor=(1, 0.98),
-        ncols=len(styles),
-        borderaxespad=0,
-    )
+    if handles:
+        place = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "borderaxespad": 0}
+        axes.legend(handles=list(handles), fontsize=9, frameon=False, ncols=len(handles), **place)
 
 
 def _name_runs(figure: Figure, runs: Sequence[History]) -> None:
     """Which colour is which run, below everything; one run needs no name."""
     if len(runs) < 2:
         return
-    names = _names(runs)
-    lines = [Line2D([], [], color=color, linewidth=3) for color in _colors(runs)]
-    columns = max(1, min(len(runs), 100 // (max(map(len, names)) + 6)))
-    figure.legend(lines, names, loc="outside lower center", fontsize=10, frameon=False, ncols=columns)
+    labels = names(runs)
+    lines = [Line2D([], [], color=color, linewidth=3) for color in run_colors(runs)]
+    columns = max(1, min(len(runs), 100 // (max(map(len, labels)) + 6)))
+    figure.legend(lines, labels, loc="outside lower center", fontsize=10, frameon=False, ncols=columns)
 
 
-def _names(runs: Sequence[History]) -> list[str]:
-    """Folder names; where two are the same, whole paths."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+def save_all(runs: Sequence[History], folder: str, formats: Iterable[str] = ("svg",)) -> None:
+    """Every figure that has something to show, as files named after their functions."""
+    from pathlib import Path
 
-
-def _colors(runs: Sequence[History]) -> list[str]:
-    return [COLORS[i % len(COLORS)] for i in range(len(runs))]
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over a window of about a tenth of a stage, shorter at its ends."""
-    half = max(len(values) // 20, 1)
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    return (total[high] - total[low]) / (high - low)
+    for makers in panels.SECTIONS.values():
+        for maker in makers:
+            if not maker(runs).empty:
+                figure = _one(maker, runs, _WIDE if maker.__name__.startswith("learning") else _HALF)
+                for kind in formats:
+                    figure.savefig(Path(folder) / f"{maker.__name__}.{kind}")

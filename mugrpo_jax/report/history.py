@@ -1,6 +1,9 @@
 """What a run wrote into its journal, arranged for tables and figures."""
 
 import dataclasses
+import functools
+import itertools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,7 @@ import numpy as np
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.run import read_config, read_journal
 
+PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "switching")
 VETOED, CLIPPED, ESS = "vetoed/tokens", "clipped/tokens", "ess/tokens"
 
 
@@ -41,11 +45,17 @@ class StageFigures:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The records of one run, by kind, in order."""
+    """The records of one run, by kind, in order.
+
+    Each record's `seconds` has a `clock`: what the run had taken when it was written, pauses left out.
+    `phases` are the seconds spent in each of `PHASES`, by stage; those before the first stage are under -1.
+    """
 
     name: str
     folder: Path
     config: RunConfig
+    environment: dict[str, Any]
+    phases: dict[int, dict[str, float]]
     warm_start: tuple[dict[str, Any], ...]
     evaluations: tuple[dict[str, Any], ...]
     generations: tuple[dict[str, Any], ...]
@@ -57,10 +67,45 @@ class History:
         mu = self.config.batch.updates_per_stage
         return [stage * mu for stage in self.config.stages[1:]]
 
+    @property
+    def done(self) -> int:
+        """Updates done so far, those of the whole run."""
+        return self.updates[-1]["updates"] if self.updates else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last update of the last stage is done."""
+        return self.done >= self.config.stages.stop * self.config.batch.updates_per_stage
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far."""
+        records = (*self.warm_start, *self.evaluations, *self.generations, *self.updates)
+        return max((record["seconds"]["clock"] for record in records), default=0.0)
+
+    def values(self, metric: str) -> np.ndarray:
+        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN where there is none."""
+        section, _, name = metric.partition("/")
+        if section == "seconds":
+            found = (record["seconds"].get(name) for record in self.updates)
+        else:
+            found = (record.get(metric) for record in self.updates)
+        values = np.array([math.nan if value is None else value for value in found], np.float64)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    @functools.cached_property
+    def stage_slices(self) -> dict[int, slice]:
+        """Where the updates of each stage stand among all."""
+        slices, start = {}, 0
+        for stage, records in itertools.groupby(self.updates, lambda record: record["stage"]):
+            end = start + sum(1 for _ in records)
+            slices[stage] = slice(start, end)
+            start = end
+        return slices
+
     def by_stage(self) -> list[list[dict[str, Any]]]:
         """The update records of each stage that has any."""
-        stages = sorted({record["stage"] for record in self.updates})
-        return [[record for record in self.updates if record["stage"] == stage] for stage in stages]
+        return [list(self.updates[part]) for part in self.stage_slices.values()]
 
     def stages(self) -> list[StageFigures]:
         """Every stage under way or done, in numbers."""
@@ -97,6 +142,7 @@ def read_run(folder: str | Path) -> History:
     records = list(read_journal(path))
     if not records:
         raise ConfigError(f"{path}: nothing recorded yet")
+    _set_clocks(records)
 
     def kind(name: str) -> tuple[dict[str, Any], ...]:
         return tuple(record for record in records if record["kind"] == name)
@@ -105,11 +151,57 @@ def read_run(folder: str | Path) -> History:
         name=folder.resolve().name,
         folder=folder,
         config=config,
+        environment=_environment(folder / "environment.json"),
+        phases=_phases(records),
         warm_start=kind("warm_start"),
         evaluations=kind("evaluation"),
         generations=kind("stage"),
         updates=kind("update"),
     )
+
+
+def names(runs: Sequence[History]) -> list[str]:
+    """What to call each run: its folder's name or, where two are the same, the whole path."""
+    short = [run.name for run in runs]
+    return [str(run.folder) if short.count(run.name) > 1 else run.name for run in runs]
+
+
+def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
+    """A record without `elapsed`, of an older run, took what the phases in it say."""
+    clock = 0.0
+    for record in records:
+        seconds = record.setdefault("seconds", {})
+        known = sum(seconds.get(phase, 0.0) for phase in ("generate", "update", "evaluate"))
+        clock += seconds.setdefault("elapsed", known)
+        seconds["clock"] = clock
+
+
+def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    stage = -1
+    for record in records:
+        if record["kind"] in ("stage", "update"):
+            stage = record["stage"]
+        seconds = record["seconds"]
+        scoring = seconds.get("score", 0.0)
+        named = {
+            "warm_start": {"warm start": seconds.get("update", 0.0)},
+            "stage": {"generation": seconds.get("generate", 0.0) - scoring, "scoring": scoring},
+            "update": {"update": seconds.get("update", 0.0)},
+            "evaluation": {"evaluation": seconds.get("evaluate", 0.0)},
+        }.get(record["kind"], {})
+        phases = found.setdefault(stage, dict.fromkeys(PHASES, 0.0))
+        for phase, value in named.items():
+            phases[phase] += value
+        phases["switching"] += max(seconds["elapsed"] - sum(named.values()), 0.0)
+    return found
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # a run without it, or one that was killed while it wrote
+        return {}
 
 
 def summary(run: History) -> str:

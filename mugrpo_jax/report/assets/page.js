@@ -1,0 +1,200 @@
+"use strict";
+// Draws the charts one by one, keeps their colours those of the page, and shows the samples.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const figures = [];  // the Bokeh figures drawn so far
+
+  // -- colours
+
+  const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  function paint(figure) {
+    const text = css("--text"), soft = css("--soft"), rule = css("--rule");
+    for (const axis of [...figure.below, ...figure.left]) {
+      const colors = { axis_label_text_color: soft, major_label_text_color: text, axis_line_color: rule,
+        major_tick_line_color: rule };
+      if ("group_text_color" in axis) Object.assign(colors, { group_text_color: text, separator_line_color: rule });
+      axis.setv(colors);
+    }
+    for (const item of figure.center) if (item.grid_line_color !== undefined) item.grid_line_color = rule;
+  }
+
+  const themes = ["system", "light", "dark"];
+  const button = document.getElementById("theme");
+  function setTheme(theme) {
+    if (theme === "system") delete root.dataset.theme; else root.dataset.theme = theme;
+    button.textContent = `theme: ${theme}`;
+    figures.forEach(paint);
+    try { localStorage.setItem("mugrpo-theme", theme); } catch { /* a page without storage forgets */ }
+  }
+  let theme = "system";
+  try { theme = localStorage.getItem("mugrpo-theme") || theme; } catch { /* as above */ }
+  setTheme(themes.includes(theme) ? theme : "system");
+  button.addEventListener("click", () => {
+    setTheme(themes[(themes.indexOf(button.textContent.slice(7)) + 1) % themes.length]);
+  });
+  const repaint = () => figures.forEach(paint);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  matchMedia("print").addEventListener("change", repaint);
+
+  // -- charts
+
+  const hidden = new Set();  // runs that are switched off
+
+  function showRuns(figure) {
+    const parts = [...figure.renderers, ...figure.center, ...figure.left, ...figure.below];
+    for (const part of parts) {
+      const tag = (part.tags || []).find((name) => String(name).startsWith("run-"));
+      if (tag) part.visible = !hidden.has(tag.slice(4));
+    }
+  }
+
+  const pause = () => new Promise((done) => setTimeout(done));
+
+  async function draw(item) {
+    const views = await Bokeh.embed.embed_item(item);
+    for (const view of views.roots ?? views) {
+      const figure = view.model;
+      // On a touch screen a finger that moves over a chart scrolls the page.
+      if (matchMedia("(pointer: coarse)").matches) figure.toolbar.active_drag = null;
+      figures.push(figure);
+      paint(figure);
+      showRuns(figure);
+    }
+    document.getElementById(item.target_id).dataset.drawn = "yes";
+  }
+
+  async function drawAll() {
+    for (const item of data.charts) {
+      try {
+        await draw(item);
+      } catch (error) {
+        console.error(item.target_id, error);
+      }
+      if (document.body.dataset.interactive === undefined) {
+        document.body.dataset.interactive = Math.round(performance.now());
+      }
+      await pause();
+    }
+    document.body.dataset.ready = "yes";
+  }
+
+  for (const box of document.querySelectorAll(".run-switch")) {
+    box.addEventListener("change", () => {
+      if (box.checked) hidden.delete(box.value); else hidden.add(box.value);
+      figures.forEach(showRuns);
+      if (samples) samples.show();
+    });
+  }
+  for (const box of document.querySelectorAll("[data-only]")) {
+    box.addEventListener("change", () => {
+      document.getElementById(`table-${box.dataset.only}`).classList.toggle("only-differing", box.checked);
+    });
+  }
+
+  // -- samples
+
+  const number = (value) => (value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e4))
+    ? value.toPrecision(3) : value.toExponential(1);
+
+  function token(sample, i) {
+    const span = document.createElement("span");
+    const logRatio = sample.logp[i] - sample.behavior[i];
+    span.className = "token";
+    if (sample.vetoed.includes(i)) span.classList.add("veto");
+    else if (Math.abs(logRatio) > 0.05) {
+      span.classList.add(logRatio < 0 ? "down" : "up");
+      span.style.setProperty("--strength", Math.min(0.12 + Math.abs(logRatio) / 4, 0.75).toFixed(2));
+    }
+    if (sample.triggers.includes(i)) span.classList.add("trigger");
+    if (i === sample.pieces.length - 1 && sample.finish === "stop" && sample.pieces[i] === "") {
+      span.innerHTML = '<span class="end">[end]</span>';
+    } else {
+      span.textContent = sample.pieces[i];
+    }
+    span.dataset.i = i;
+    return span;
+  }
+
+  function describe(sample, i) {
+    const ratio = Math.exp(sample.logp[i] - sample.behavior[i]);
+    const text = JSON.stringify(sample.pieces[i]);
+    const veto = sample.vetoed.includes(i) ? " · vetoed" : sample.triggers.includes(i) ? " · trigger" : "";
+    return `token ${i} ${text} · ρ = ${number(ratio)} · log π = ${number(sample.logp[i])}` +
+      ` · log b = ${number(sample.behavior[i])}${veto}`;
+  }
+
+  function response(sample) {
+    const article = document.createElement("article");
+    article.className = "response";
+    const name = data.runs.length > 1 ? `${data.runs[sample.run]} · ` : "";
+    const title = document.createElement("h3");
+    title.textContent = `${name}stage ${sample.stage} · reward ${number(sample.reward)} · advantage ` +
+      `${number(sample.advantage)} · ${sample.pieces.length} tokens · ${sample.finish}` +
+      (sample.status === "ok" ? "" : ` · ${sample.status}`) +
+      (sample.vetoed.length ? ` · ${sample.vetoed.length} vetoed` : "") + (sample.cut ? ` · ${sample.cut}` : "");
+    const prompt = document.createElement("pre");
+    prompt.className = "prompt";
+    prompt.tabIndex = 0;
+    prompt.textContent = sample.prompt;
+    const text = document.createElement("pre");
+    text.tabIndex = 0;
+    text.setAttribute("aria-label", "response; the arrow keys move through its tokens");
+    const shown = Math.min(sample.logp.length, sample.pieces.length);
+    for (let i = 0; i < shown; i++) text.append(token(sample, i));
+    let current = -1;
+    const select = (i) => {
+      if (current >= 0) text.children[current].classList.remove("current");
+      current = Math.max(0, Math.min(i, shown - 1));
+      text.children[current].classList.add("current");
+      document.getElementById("readout").textContent = describe(sample, current);
+    };
+    const pointed = (event) => {
+      const span = event.target.closest("[data-i]");
+      if (span) select(Number(span.dataset.i));
+    };
+    text.addEventListener("pointerover", pointed);
+    text.addEventListener("click", pointed);
+    text.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      select(current + step);
+    });
+    article.append(title, prompt, text);
+    return article;
+  }
+
+  function sampleList() {
+    const form = document.getElementById("filters");
+    if (!form) return null;
+    const list = document.getElementById("responses"), more = document.getElementById("more");
+    let limit = 8;
+    const add = (select, values) => {
+      for (const [value, label] of values) select.add(new Option(label, value));
+    };
+    add(form.run, data.runs.map((name, i) => [i, name]));
+    add(form.stage, [...new Set(data.samples.map((s) => s.stage))].sort((a, b) => a - b).map((s) => [s, s]));
+    const wanted = (sample) => !hidden.has(String(sample.run)) &&
+      (form.run.value === "" || sample.run === Number(form.run.value)) &&
+      (form.stage.value === "" || sample.stage === Number(form.stage.value)) &&
+      (form.low.value === "" || sample.reward >= Number(form.low.value)) &&
+      (form.high.value === "" || sample.reward <= Number(form.high.value)) &&
+      (!form.vetoed.checked || sample.vetoed.length > 0);
+    const show = () => {
+      const found = data.samples.filter(wanted);
+      list.replaceChildren(...found.slice(0, limit).map(response));
+      document.getElementById("count").textContent = `${found.length} of ${data.samples.length} responses`;
+      more.hidden = found.length <= limit;
+    };
+    form.addEventListener("input", () => { limit = 8; show(); });
+    form.addEventListener("submit", (event) => event.preventDefault());
+    more.addEventListener("click", () => { limit += 16; show(); });
+    return { show };
+  }
+
+  const samples = sampleList();
+  if (samples) samples.show();
+  drawAll();
+})();

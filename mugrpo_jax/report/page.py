@@ -1,0 +1,221 @@
+"""The report of one run, or of several side by side, as one HTML file that needs nothing else."""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.report import law, panels
+from mugrpo_jax.report.colors import COLORS, ramp, run_colors
+from mugrpo_jax.report.history import History, names
+from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread
+from mugrpo_jax.report.samples import page_samples
+
+
+def write_page(runs: Sequence[History], path: str | Path) -> Path:
+    """Write the report of these runs; the file appears whole or not at all."""
+    path = Path(path)
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(page(runs), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def page(runs: Sequence[History]) -> str:
+    """The report of these runs as HTML."""
+    from bokeh.resources import Resources  # half a second that only a page needs
+
+    called = names(runs)
+    sections, charts = _figures(runs, called)
+    samples, left_out = page_samples(runs)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_asset("page.html.j2"))
+    fitted = law.fit(runs)
+    return template.render(
+        title=", ".join(called),
+        runs=[_run(run, name, color) for run, name, color in zip(runs, called, run_colors(runs))],
+        sections=sections,
+        stages=_stage_colors(runs),
+        law=[(name, law.advice(run, fitted)) for name, run in zip(called, runs)],
+        law_table=_law_table(runs, called),
+        configs=_table([_flat(configs.to_dict(run.config)) for run in runs]),
+        environments=_table([run.environment | {"fingerprint": run.config.fingerprint()} for run in runs]),
+        samples=samples,
+        samples_left_out=left_out,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        css=_asset("page.css"),
+        javascript=_asset("page.js"),
+        bokeh="\n".join(Resources(mode="inline", components=["bokeh"]).js_raw),
+        data=_json({"charts": charts, "samples": samples, "runs": called}),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("mugrpo_jax.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside a script element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """A figure of the page: its element, texts and legend, and its numbers as a table."""
+
+    id: str
+    title: str
+    note: str
+    empty: bool
+    wide: bool
+    styles: Mapping[str, str]
+    parts: Mapping[str, str]
+    rows: Sequence[Sequence[str]]
+
+
+def _figures(runs: Sequence[History], called: list[str]) -> tuple[dict[str, list[_Shown]], list[Any]]:
+    from mugrpo_jax.report.charts import chart
+
+    sections: dict[str, list[_Shown]] = {}
+    charts = []
+    for section, makers in panels.SECTIONS.items():
+        for maker in makers:
+            panel = maker(runs)
+            shown = _shown(maker.__name__.replace("_", "-"), panel, called, wide=section == "Learning")
+            sections.setdefault(section, []).append(shown)
+            if not panel.empty:
+                charts.append(chart(panel, shown.id, called))
+    return sections, charts
+
+
+def _shown(name: str, panel: Panel | Bars, called: list[str], *, wide: bool) -> _Shown:
+    lines = isinstance(panel, Panel)
+    parts = {} if lines else {part: COLORS[i % len(COLORS)] for i, part in enumerate(panel.parts)}
+    return _Shown(
+        id=f"figure-{name}",
+        title=panel.title,
+        note=panel.note,
+        empty=panel.empty,
+        wide=wide,
+        styles=panel.styles if lines and len(panel.styles) > 1 else {},
+        parts=parts,
+        rows=_line_rows(panel, called) if isinstance(panel, Panel) else _bar_rows(panel, called),
+    )
+
+
+def _line_rows(panel: Panel, called: list[str]) -> list[list[str]]:
+    rows = [["run", "stage", "line", "first", "last", "least", "largest"]]
+    for line in panel.lines:
+        values = line.y[~(line.y != line.y)]
+        if len(values):
+            stage = "all" if line.stage is None else str(line.stage)
+            figures = [values[0], values[-1], values.min(), values.max()]
+            rows.append([called[line.run], stage, line.name, *map(number, figures)])
+    return rows
+
+
+def _bar_rows(bars: Bars, called: list[str]) -> list[list[str]]:
+    rows = [["run", "stage", *bars.parts]]
+    for i, (run, label) in enumerate(bars.groups):
+        rows.append([called[run], label, *(number(values[i]) for values in bars.parts.values())])
+    return rows
+
+
+def _run(run: History, name: str, color: str) -> dict[str, Any]:
+    first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
+    total = len(run.config.stages) * run.config.batch.updates_per_stage
+    state = "finished" if run.finished else "not finished: still going on, stopped or crashed"
+    unit, factor = _unit(run.seconds)
+    facts = {
+        "objective": run.config.objective.name,
+        "updates": f"{len(run.updates):,} of {total:,}",
+        "state": state,
+        "time": f"{run.seconds / factor:.1f} {unit}",
+        "held-out accuracy": "not evaluated"
+        if first is None or last is None
+        else f"{first['accuracy']:.3f} → {last['accuracy']:.3f} ± {last['standard_error']:.3f}",
+        "µ × stages": f"{run.config.batch.updates_per_stage} × {run.config.batch.stages}",
+        "learning rate": f"{run.config.optimizer.learning_rate:g}",
+    }
+    return {"name": name, "color": color, "facts": facts, "stages": _stage_rows(run)}
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    from mugrpo_jax.report.panel import time_unit
+
+    return time_unit(seconds)
+
+
+def _stage_rows(run: History) -> list[list[str]]:
+    rows = [
+        ["stage", "updates", "reward", "vetoed", "ESS at its end", "generate s", "update s", "accuracy after"]
+    ]
+    for stage in spread(run.stages(), 2 * MOST_STAGES):
+        seconds = f"{stage.generate_seconds:.1f}", f"{stage.update_seconds:.1f}"
+        shares = number(stage.reward), number(stage.vetoed), number(stage.ess)
+        rows.append([str(stage.stage), str(stage.updates), *shares, *seconds, number(stage.accuracy)])
+    return rows
+
+
+def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
+    """What the colours of stages mean; with several runs colours are runs."""
+    if len(runs) > 1:
+        return []
+    stages = spread(list(runs[0].stage_slices), MOST_STAGES)
+    return [
+        (stage, ramp(i / (len(stages) - 1) if len(stages) > 1 else 1.0)) for i, stage in enumerate(stages)
+    ]
+
+
+def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
+    rows = [["run", "S = µ", "T", "η", "S·η", "T·η", "G = ‖Δθ‖ / η", "R_batch", "measured S·η limit"]]
+    for name, run in zip(called, runs):
+        p = law.position(run)
+        measured = [p.update_size, p.batch_drift, p.stale_limit]
+        rates = [p.learning_rate, p.lag_times_rate, p.updates_times_rate]
+        rows.append([name, str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates), *map(number, measured)])
+    reported = [f"{law.REPORTED.stale:.2g}", f"{law.REPORTED.horizon:.2g}"]
+    rows.append(["reported limit, unprotected GRPO", "", "", "", *reported, "", "", ""])
+    return rows
+
+
+def number(value: float) -> str:
+    """A number as it reads well in a table.
+
+    >>> number(0.1234567), number(1234567.0), number(2e-7), number(float("nan")), number(float("inf"))
+    ('0.1235', '1,234,567', '2.00e-07', '–', 'not reached')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "not reached"
+    if value and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _table(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:
+    """Keys, the value of each run, and whether they differ."""
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    rows = [
+        (key, ["–" if column.get(key) is None else str(column[key]) for column in columns]) for key in keys
+    ]
+    return [(key, values, len(set(values)) > 1) for key, values in rows]

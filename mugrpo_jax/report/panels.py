@@ -1,0 +1,366 @@
+"""The figures of a report as numbers: one function of some runs for each."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mugrpo_jax.report import law
+from mugrpo_jax.report.history import PHASES, History
+from mugrpo_jax.report.panel import (
+    MOST_BARS,
+    MOST_POINTS,
+    MOST_STAGE_POINTS,
+    MOST_STAGES,
+    STYLES,
+    Bars,
+    Line,
+    Panel,
+    bin_size,
+    even_bins,
+    reduce,
+    run_bins,
+    spread,
+    time_unit,
+)
+
+# -- learning
+
+
+def learning(runs: Sequence[History]) -> Panel:
+    """Held-out accuracy and training reward over updates."""
+    return _learning(runs, "updates")
+
+
+def learning_by_time(runs: Sequence[History]) -> Panel:
+    """Held-out accuracy and training reward over what the run took."""
+    return _learning(runs, "seconds")
+
+
+def _learning(runs: Sequence[History], over: str) -> Panel:
+    unit, factor = ("updates", 1.0) if over == "updates" else time_unit(max(run.seconds for run in runs))
+    lines, marks = [], []
+    for i, run in enumerate(runs):
+        place = run.values("updates" if over == "updates" else "seconds/clock") / factor
+        x, y, low, high = reduce(place, run.values("reward"), run_bins(run))
+        lines.append(Line(i, "training reward", x, y, low, high, style="dashed"))
+        if run.evaluations:
+            lines.append(_accuracy(i, run, over, factor))
+        if len(run.stage_slices) <= MOST_STAGES:
+            starts = [(f"stage {stage}", float(place[part][0])) for stage, part in run.stage_slices.items()]
+            marks += starts[1:]
+    return Panel(
+        title="Learning" if over == "updates" else "Learning over wall-clock",
+        x=unit,
+        y="accuracy, reward",
+        lines=tuple(lines),
+        marks=tuple(dict.fromkeys(marks)) if len(runs) == 1 or over == "updates" else (),
+        note=_learning_note(runs, over),
+    )
+
+
+def _accuracy(i: int, run: History, over: str, factor: float) -> Line:
+    place = [r["updates"] if over == "updates" else r["seconds"]["clock"] for r in run.evaluations]
+    accuracy = np.array([record["accuracy"] for record in run.evaluations])
+    error = np.array([record["standard_error"] for record in run.evaluations])
+    x = np.array(place, np.float64) / factor
+    return Line(i, "held-out accuracy", x, accuracy, accuracy - error, accuracy + error)
+
+
+def _learning_note(runs: Sequence[History], over: str) -> str:
+    size = _largest_bin(runs)
+    reward = f"The reward is the mean of {size} updates, its band their range." if size > 1 else ""
+    time = "Pauses between a stop and its continuation are left out." if over == "seconds" else ""
+    accuracy = "Accuracy is on held-out problems, its bars ± one standard error. Dotted lines: a new stage."
+    return " ".join(filter(None, (accuracy, reward, time)))
+
+
+# -- against staleness
+
+
+def clipped(runs: Sequence[History]) -> Panel:
+    """Share of tokens whose gradient the clip removes."""
+    metrics = {"all tokens": "clipped/tokens", "A > 0": "clipped/positive_tokens"}
+    return _against_staleness(runs, "Clipped tokens", "share of tokens", metrics, low=0)
+
+
+def vetoed(runs: Sequence[History]) -> Panel:
+    """Share of tokens that the veto removes, and of negative responses with a trigger."""
+    metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
+    note = "Triggered: the share of negative responses with a token whose ratio fell below τ."
+    return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
+
+
+def effective_sample_size(runs: Sequence[History]) -> Panel:
+    """Effective sample size of tokens and of responses, as shares."""
+    metrics = {"tokens": "ess/tokens", "responses": "sequence_ess/responses"}
+    return _against_staleness(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05)
+
+
+def ratios_positive(runs: Sequence[History]) -> Panel:
+    """Quantiles of the ratio on tokens of positive advantage."""
+    return _ratio_quantiles(runs, "positive", ">")
+
+
+def ratios_negative(runs: Sequence[History]) -> Panel:
+    """Quantiles of the ratio on tokens of negative advantage."""
+    return _ratio_quantiles(runs, "negative", "<")
+
+
+def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel:
+    quantiles = {"median": "p50", "95 %": "p95", "5 %": "p05"}
+    metrics = {name: f"ratio_{key}/{sign}_tokens" for name, key in quantiles.items()}
+    note = "Quantiles of micro-batches, averaged over the update."
+    title = f"Ratio ρ where A {relation} 0"
+    return _against_staleness(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
+
+
+def mean_ratio_negative(runs: Sequence[History]) -> Panel:
+    """E[ρ | A < 0]: how much of the negative responses the policy still believes in."""
+    metrics = {"mean": "ratio/negative_tokens"}
+    return _against_staleness(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
+
+
+def gap(runs: Sequence[History]) -> Panel:
+    """|log π − log b|: at update 0 of a stage the gap between sampler and trainer, then the policy's move."""
+    note = "At staleness 0 the policy has not moved: what is left is the gap between sampler and trainer."
+    metrics = {"mean": "gap/tokens", "largest": "gap_max"}
+    return _against_staleness(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
+
+
+def drift(runs: Sequence[History]) -> Panel:
+    """Distance of the parameters from the stage's behavior policy."""
+    return _against_staleness(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
+
+
+def gradient_cosine(runs: Sequence[History]) -> Panel:
+    """Cosine of consecutive gradients, which announces a collapse."""
+    note = "Near 0 while training is stable; above 0.5 it announces a collapse."
+    return _against_staleness(
+        runs,
+        "Cosine of consecutive gradients",
+        "cosine",
+        {"cosine": "gradient_cosine"},
+        levels=(("0.5", 0.5),),
+        note=note,
+    )
+
+
+def _against_staleness(
+    runs: Sequence[History],
+    title: str,
+    y: str,
+    metrics: Mapping[str, str],
+    *,
+    log: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    levels: tuple[tuple[str, float], ...] = (),
+    note: str = "",
+) -> Panel:
+    lines = []
+    for i, run in enumerate(runs):
+        stages = spread(list(run.stage_slices), MOST_STAGES)
+        staleness = run.values("staleness")
+        for (name, metric), style in zip(metrics.items(), STYLES):
+            values = run.values(metric)
+            values = np.where(values > 0, values, np.nan) if log else values
+            for place, stage in enumerate(stages):
+                part = run.stage_slices[stage]
+                x, mean, *_ = reduce(
+                    staleness[part], values[part], even_bins(part.stop - part.start, MOST_STAGE_POINTS)
+                )
+                age = place / (len(stages) - 1) if len(stages) > 1 else 1.0
+                lines.append(Line(i, name, x, mean, style=style, stage=stage, age=age))
+    return Panel(
+        title=title,
+        x="updates since generation",
+        y=y,
+        lines=tuple(line for line in lines if np.isfinite(line.y).any()),
+        levels=levels,
+        low=low,
+        high=high,
+        log=log,
+        note=" ".join(filter(None, (note, _stages_note(runs)))),
+    )
+
+
+def _stages_note(runs: Sequence[History]) -> str:
+    parts = []
+    longest = max((p.stop - p.start for run in runs for p in run.stage_slices.values()), default=0)
+    size = bin_size(longest, MOST_STAGE_POINTS)
+    if size > 1:
+        parts.append(f"Each point is the mean of {size} updates.")
+    most = max(len(run.stage_slices) for run in runs)
+    if most > MOST_STAGES:
+        parts.append(f"{MOST_STAGES} of {most} stages are drawn, evenly spread.")
+    return " ".join(parts)
+
+
+# -- responses
+
+
+def response_length(runs: Sequence[History]) -> Panel:
+    """Mean length of the responses in each update."""
+    return _over_updates(runs, "Response length", "tokens", {"mean": "response_length"}, low=0)
+
+
+def gradient_norm(runs: Sequence[History]) -> Panel:
+    """Norm of the gradient before it is clipped."""
+    return _over_updates(runs, "Gradient norm", "‖g‖", {"norm": "gradient_norm"}, log="y")
+
+
+def _over_updates(
+    runs: Sequence[History],
+    title: str,
+    y: str,
+    metrics: Mapping[str, str],
+    *,
+    log: str = "",
+    low: float | None = None,
+) -> Panel:
+    lines = []
+    for i, run in enumerate(runs):
+        for (name, metric), style in zip(metrics.items(), STYLES):
+            values = run.values(metric)
+            values = np.where(values > 0, values, np.nan) if log else values
+            lines.append(Line(i, name, *reduce(run.values("updates"), values, run_bins(run)), style=style))
+    size = _largest_bin(runs)
+    note = f"Mean of {size} updates, the band their range." if size > 1 else ""
+    return Panel(title, "updates", y, tuple(lines), low=low, log=log, note=note)
+
+
+def _largest_bin(runs: Sequence[History]) -> int:
+    return max(bin_size(len(run.updates), MOST_POINTS) for run in runs)
+
+
+def finish_reasons(runs: Sequence[History]) -> Bars:
+    """How responses ended, and those that could not be scored."""
+
+    def shares(run: History, stages: Sequence[int]) -> dict[str, float]:
+        records = [record for record in run.generations if record["stage"] in stages]
+        total = sum(record.get("responses", 0) for record in records)
+        if not total:
+            return {}
+        cut = sum(record.get("truncated", 0.0) * record["responses"] for record in records) / total
+        ok = sum(record.get("status", {}).get("ok", record["responses"]) for record in records) / total
+        return {"ended by itself": 1 - cut, "cut at the limit": cut, "not scored": 1 - ok}
+
+    note = "Responses without a score (timeout, crash, error) are counted on top of how they ended."
+    return _bars(runs, shares, "Finish reasons", "share of responses", note=note)
+
+
+# -- time
+
+
+def time_spent(runs: Sequence[History]) -> Bars:
+    """What the time of each stage went into."""
+
+    def seconds(run: History, stages: Sequence[int]) -> dict[str, float]:
+        return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
+
+    note = (
+        "Scoring is what generation waited for scores. Switching is everything between the phases: building "
+        "the sampler, checkpoints, this report."
+    )
+    bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
+    unit, factor = time_unit(max(sum(bars.parts.values()), default=0.0) if bars.parts else 0.0)
+    parts = {name: values / factor for name, values in bars.parts.items()}
+    return Bars(bars.title, unit, bars.groups, parts, note=note)
+
+
+def throughput(runs: Sequence[History]) -> Panel:
+    """Response tokens a second, generated and trained on."""
+    lines = []
+    for i, run in enumerate(runs):
+        updates = run.values("response_tokens") / np.maximum(run.values("seconds/update"), 1e-9)
+        x, y, *_ = reduce(run.values("updates"), updates, run_bins(run))
+        lines.append(Line(i, "update", x, y))
+        made = [record for record in run.generations if record["seconds"].get("generate")]
+        rates = [record.get("response_tokens", np.nan) / record["seconds"]["generate"] for record in made]
+        place = [record["updates"] for record in made]
+        lines.append(Line(i, "generation", np.array(place, float), np.array(rates, float), style="points"))
+    note = "Scoring and compilation included."
+    return Panel("Throughput", "updates", "response tokens / s", tuple(lines), log="y", note=note)
+
+
+def slot_occupancy(runs: Sequence[History]) -> Panel:
+    """Share of the sampler's slots that were busy, over each generation."""
+    lines = [
+        Line(
+            i,
+            "slots busy",
+            np.array([record["stage"] for record in run.generations], float),
+            np.array([record["seconds"].get("occupancy", np.nan) for record in run.generations], float),
+            style="points",
+        )
+        for i, run in enumerate(runs)
+    ]
+    return Panel("Slot occupancy", "stage", "share of slots", tuple(lines), low=0, high=1.05)
+
+
+def _bars(
+    runs: Sequence[History],
+    parts: Callable[[History, Sequence[int]], dict[str, float]],
+    title: str,
+    y: str,
+    *,
+    note: str,
+    stages: Callable[[History], Sequence[int]] = lambda run: [r["stage"] for r in run.generations],
+) -> Bars:
+    groups, found = [], []
+    for i, run in enumerate(runs):
+        all_stages = stages(run)
+        size = bin_size(len(all_stages), max(MOST_BARS // len(runs), 1))
+        for start in range(0, len(all_stages), size):
+            some = all_stages[start : start + size]
+            values = parts(run, some)
+            if values:
+                label = (
+                    "start" if some[-1] < 0 else f"{some[0]}" if len(some) == 1 else f"{some[0]}–{some[-1]}"
+                )
+                groups.append((i, label))
+                found.append(values)
+    names = list(dict.fromkeys(name for values in found for name in values))
+    heights = {name: np.array([values.get(name, 0.0) for values in found]) for name in names}
+    return Bars(title, y, tuple(groups), {k: v for k, v in heights.items() if v.any()}, note=note)
+
+
+# -- the staleness law
+
+
+def staleness_law(runs: Sequence[History]) -> Panel:
+    """Where each run stands between S·η and T·η, with the limits reported for unprotected GRPO."""
+    positions = [law.position(run) for run in runs]
+    lines = [
+        Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")
+        for i, p in enumerate(positions)
+        if p.lag_times_rate > 0
+    ]
+    note = "Dotted: the limits reported for unprotected GRPO; a method with a veto goes further."
+    return Panel(
+        title="Staleness law",
+        x="S · η",
+        y="T · η",
+        lines=tuple(lines),
+        marks=(("S·η limit", law.REPORTED.stale),),
+        levels=(("T·η limit", law.REPORTED.horizon),),
+        log="xy",
+        note=note,
+    )
+
+
+SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {
+    "Learning": (learning, learning_by_time),
+    "Staleness": (
+        clipped,
+        vetoed,
+        effective_sample_size,
+        mean_ratio_negative,
+        ratios_positive,
+        ratios_negative,
+        gap,
+    ),
+    "Responses": (response_length, finish_reasons),
+    "Time": (time_spent, throughput, slot_occupancy),
+    "Staleness law": (staleness_law, drift, gradient_cosine, gradient_norm),
+}

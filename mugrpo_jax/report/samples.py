@@ -1,0 +1,215 @@
+"""A few responses of each stage, token by token, under the policy at its end.
+
+`samples/stage-000.json` in a run's folder: the tokens as pieces of text, the log-probs they were sampled with
+and those under the policy after the stage's updates, reward, advantage, and what the veto removes.
+"""
+
+import functools
+import itertools
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax import objectives
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.models import cast, token_logprobs
+from mugrpo_jax.models.sharding import batch_sharding
+from mugrpo_jax.models.tokenizer import Tokenizer
+from mugrpo_jax.policy import Policy
+from mugrpo_jax.report.history import History
+from mugrpo_jax.report.panel import spread
+from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups
+from mugrpo_jax.training import StepOptions
+
+PAGE_BYTES = 1_500_000  # of samples in one page
+MOST_TOKENS = 2048  # of one response in a page
+_GROUPS = 64  # of a stage that are looked at
+
+
+class Candidate(NamedTuple):
+    """A response that could be shown."""
+
+    group: Group
+    rollout: Rollout
+    advantage: float
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Prompt and response."""
+        return np.concatenate([self.group.prompt, self.rollout.tokens])
+
+
+class SampleScorer:
+    """Log-probs of responses under given weights, by one compiled program for the whole run."""
+
+    def __init__(self, policy: Policy, options: StepOptions) -> None:
+        self.policy = policy
+        buckets = policy.buckets()
+        longest = buckets.lengths[-1]
+        self.shape = buckets.rows(longest), longest
+        self._logprobs = jax.jit(
+            functools.partial(_logprobs, policy.graphdef, options),
+            out_shardings=NamedSharding(policy.mesh, P()),
+        )
+
+    def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
+        """Log-probs of each response."""
+        found: list[np.ndarray] = []
+        for batch in _batched(rows, self.shape[0]):
+            tokens = np.zeros(self.shape, np.int32)
+            for i, row in enumerate(batch):
+                tokens[i, : len(row.tokens)] = row.tokens
+            logp = self._score(params, tokens)
+            found += [logp[i, len(row.group.prompt) : len(row.tokens)] for i, row in enumerate(batch)]
+        return found
+
+    def _score(self, params: Any, tokens: np.ndarray) -> np.ndarray:
+        sharding = batch_sharding(self.policy.mesh)
+        placed = jax.make_array_from_callback(tokens.shape, sharding, tokens.__getitem__)
+        with jax.set_mesh(self.policy.mesh):
+            return np.asarray(self._logprobs(params, placed))
+
+
+def _logprobs(graphdef: Any, options: StepOptions, params: Any, tokens: jax.Array) -> jax.Array:
+    logp, _ = token_logprobs(
+        graphdef,
+        cast(params, jnp.dtype(options.compute_dtype)),
+        tokens,
+        temperature=options.temperature,
+        scan=options.scan,
+        backend=options.attention,
+    )
+    return logp
+
+
+def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def write_samples(scorer: SampleScorer, params: Any, config: RunConfig, stage: Stage, path: Path) -> None:
+    """Score some responses of a stage and write the chosen ones; every process takes part, the first writes.
+
+    Of the candidates (the best and the worst response to each of the first prompts, as many as one forward
+    pass holds) half are right; of the wrong ones, those with the smallest ratio come first.
+    """
+    count = config.report.samples
+    rows = candidates(
+        list(itertools.islice(read_groups(stage), _GROUPS)), max(count, scorer.shape[0]), config.advantage
+    )
+    scored = list(zip(rows, scorer(params, rows)))
+    if jax.process_index() == 0:
+        samples = [
+            describe(row, logp, config, scorer.policy.tokenizer) for row, logp in choose(scored, count)
+        ]
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(samples, allow_nan=False, separators=(",", ":")))
+        os.replace(temporary, path)
+
+
+def candidates(groups: Sequence[Group], count: int, advantage: str) -> list[Candidate]:
+    """Best and worst response of each group, groups that teach something first; at most `count`."""
+    rewards = np.stack([group.rewards for group in groups])
+    advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
+    found = []
+    for i in np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable"):
+        group = groups[i]
+        for j in dict.fromkeys((int(rewards[i].argmax()), int(rewards[i].argmin()))):
+            found.append(Candidate(group, group.rollouts[j], float(advantages[i, j])))
+    return found[:count]
+
+
+def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
+    """Half of them wrong, the most abandoned first, half right; what is missing is filled from the rest."""
+
+    def lowest(item: tuple[Candidate, np.ndarray]) -> float:
+        row, logp = item
+        return float((logp - row.rollout.logprobs).min(initial=0.0))
+
+    wrong = sorted((item for item in scored if item[0].advantage < 0), key=lowest)
+    right = [item for item in scored if item[0].advantage > 0]
+    neither = [item for item in scored if item[0].advantage == 0]
+    half = wrong[: count // 2] + right[: count - count // 2]
+    rest = wrong[count // 2 :] + right[count - count // 2 :] + neither
+    return (half + rest)[:count]
+
+
+def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """One sample as plain data."""
+    settings = config.objective.settings
+    scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
+    log_ratio = (logp - row.rollout.logprobs)[None]
+    kept = objectives.veto_mask(
+        log_ratio, np.float32([row.advantage]), np.ones_like(log_ratio), scope=scope, ratio=ratio
+    )
+    veto = scope != "none" and row.advantage < 0
+    return {
+        "problem": row.group.problem,
+        "prompt": tokenizer.decode(row.group.prompt.tolist()),
+        "pieces": pieces(tokenizer, row.rollout.tokens.tolist()),
+        "behavior": _rounded(row.rollout.logprobs),
+        "logp": _rounded(logp),
+        "triggers": np.flatnonzero(log_ratio[0] < math.log(ratio)).tolist() if veto else [],
+        "vetoed": np.flatnonzero(~np.asarray(kept[0])).tolist(),
+        "reward": row.rollout.reward,
+        "advantage": round(row.advantage, 4),
+        "finish": row.rollout.finish,
+        "status": row.rollout.status,
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in np.nan_to_num(values, neginf=-1e4)]
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text of each token; a character made of several tokens stands at the last of them."""
+    found, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        text = tokenizer.decode(tokens[start:end])
+        whole = not text.endswith("\ufffd") or end - start >= 4  # no character has more than four bytes
+        found.append(text if whole else "")
+        start = end if whole else start
+    return found
+
+
+def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
+    """The samples that a page of these runs shows, and how many stages are left out to keep it small."""
+    shown: list[dict[str, Any]] = []
+    left_out = 0
+    for i, run in enumerate(runs):
+        files = sorted((run.folder / "samples").glob("stage-*.json"))
+        size = sum(file.stat().st_size for file in files)
+        most = max(int(len(files) * PAGE_BYTES / len(runs) / max(size, 1)), 1)
+        chosen = spread(files, most) if len(files) > 1 and most > 1 else files[-most:]
+        left_out += len(files) - len(chosen)
+        for file in chosen:
+            stage = int(file.stem.removeprefix("stage-"))
+            shown += [_shortened(sample) | {"run": i, "stage": stage} for sample in _read(file)]
+    return shown, left_out
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:  # damaged: the page shows the others
+        return []
+
+
+def _shortened(sample: dict[str, Any]) -> dict[str, Any]:
+    """Long responses lose their end; what a page shows stays readable and small."""
+    tokens = len(sample["pieces"])
+    if tokens <= MOST_TOKENS:
+        return sample
+    ends = {name: sample[name][:MOST_TOKENS] for name in ("pieces", "behavior", "logp")}
+    places = {name: [i for i in sample[name] if i < MOST_TOKENS] for name in ("triggers", "vetoed")}
+    return sample | ends | places | {"cut": f"the first {MOST_TOKENS} of {tokens} tokens"}
