@@ -8,13 +8,16 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("mugrpo-jax", "jax", "jaxlib", "flax", "optax")
+from mugrpo_jax import __version__
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax")
 
 
 def environment() -> dict[str, Any]:
     """Versions and devices of this process."""
     devices = Counter(device.device_kind for device in jax.devices())
     return {
+        "mugrpo_jax": __version__,  # not from the metadata: it may run from a source tree
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
