@@ -141,10 +141,17 @@ def _add_plan(commands: Any) -> None:
         _plan,
         help="what a config will do and need, before anything runs",
         more="Updates, tokens, compiled programs, sampler, memory and disk on the devices of this machine; "
-        "of a model, only its shape is read.",
-        example="mugrpo plan configs/quickstart.yaml batch.updates_per_stage=512",
+        "of a model, only its shape is read. With --topology everything is compiled for other devices, "
+        "which need not be there: memory, FLOPs, messages, hours, and what to change if it does not fit.",
+        example="mugrpo plan configs/quickstart.yaml --topology v5e:2x2",
     )
     _config_arguments(plan)
+    plan.add_argument(
+        "--topology",
+        metavar="KIND:SHAPE",
+        help="such as v5e:8x8, v5p:2x2x4, v6e:4x4 (chips), h100:8, h200:1, gpu:8, cpu:8",
+    )
+    plan.add_argument("--json", action="store_true", help="one JSON object; needs --topology")
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,13 +185,16 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
     import jax
 
     from mugrpo_jax import stages
-    from mugrpo_jax.planning import plan_run
+    from mugrpo_jax.planning import check_memory, plan_run
 
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
-    if not dry:
-        stages.train(config, folder)
+    if dry:
+        return
+    if plan.problem is not None or jax.default_backend() != "cpu":  # a CPU's memory has no hard end
+        check_memory(plan)
+    stages.train(config, folder)
 
 
 def _sft(arguments: argparse.Namespace) -> None:
@@ -204,9 +214,29 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from mugrpo_jax.planning import plan_run
+    config = _load(arguments)
+    if arguments.json and not arguments.topology:
+        raise ValueError("--json: only a compiled plan has this form; name a --topology")
+    if arguments.topology:
+        _offline(arguments.topology)
+    from mugrpo_jax.planning import compile_plan, plan_run
 
-    print(plan_run(_load(arguments)))
+    if not arguments.topology:
+        print(plan_run(config))
+        return
+    plan = compile_plan(config, arguments.topology, progress=not arguments.json)
+    print(plan.as_json() if arguments.json else plan)
+
+
+def _offline(topology: str) -> None:
+    """Set jax up to compile for devices that are elsewhere; nothing may have used it before."""
+    import jax
+
+    kind, _, count = topology.partition(":")
+    if kind == "cpu" and count.isdigit():
+        jax.config.update("jax_num_cpu_devices", int(count))
+    if kind not in ("gpu", "h100", "h200"):  # these are compiled for where they are
+        jax.config.update("jax_platforms", "cpu")
 
 
 # -- using a model
@@ -397,9 +427,10 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         _report,
-        help="a summary and a figure of one run, or of several side by side",
-        more="Accuracy and reward over updates; veto, clipping and effective sample size against staleness.",
-        example="mugrpo report runs/first runs/first-grpo -o comparison.png",
+        help="a page about one run, or several side by side",
+        more="One HTML file that needs nothing else: learning, everything against staleness, time, samples token "
+        "by token, config. A run that is going on keeps RUN/report.html up to date by itself.",
+        example="mugrpo report runs/first runs/first-grpo -o comparison.html",
     )
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     report.add_argument(
@@ -407,7 +438,11 @@ def _add_report(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the figure (default: RUN/report.png, for several runs ./report.png)",
+        help="the page, or with .png, .svg or .pdf one figure of the essentials "
+        "(default: RUN/report.html, for several runs ./report.html)",
+    )
+    report.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="also write every figure there, as SVG and PNG"
     )
 
 
@@ -415,9 +450,9 @@ def _report(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import report
 
     runs = [report.read_run(folder) for folder in arguments.runs]
-    out = arguments.out or (runs[0].folder if len(runs) == 1 else Path()) / "report.png"
-    report.overview(runs).savefig(out)
-    print("\n\n".join(report.summary(run) for run in runs), f"\n\nfigure: {out}", sep="")
+    out = arguments.out or (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
+    report.write(runs, out, figures=arguments.figures)
+    print("\n\n".join(report.summary(run) for run in runs), f"\n\nreport: {out}", sep="")
 
 
 if __name__ == "__main__":

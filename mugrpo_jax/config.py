@@ -316,6 +316,14 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     return build(RunConfig, raw, source)
 
 
+def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A config with overrides such as `batch.stages=2`."""
+    raw = to_dict(config)
+    for override in overrides:
+        _override(raw, override)
+    return build(RunConfig, raw, "overrides")
+
+
 def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> Any:
     """Build a config dataclass from plain data, checking names and types."""
     hints = typing.get_type_hints(cls)

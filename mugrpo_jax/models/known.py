@@ -4,24 +4,25 @@ The numbers are those of each model's `config.json`. A name that is not here is 
 is known.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from mugrpo_jax.models.config import ModelConfig, RopeScaling
 
-# Qwen2.5-Math-7B, and what was distilled from DeepSeek-R1 into it with a longer context.
-_QWEN2_7B = {
-    "vocab_size": 152_064,
-    "hidden_size": 3584,
-    "num_layers": 28,
-    "num_heads": 28,
-    "num_kv_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 18_944,
-    "rope_theta": 10_000.0,
-    "tie_embeddings": False,
-    "qkv_bias": True,
-}
+_QWEN2_7B = ModelConfig(
+    vocab_size=152_064,
+    hidden_size=3584,
+    num_layers=28,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    intermediate_size=18_944,
+    rope_theta=10_000.0,
+    tie_embeddings=False,
+    qkv_bias=True,
+    max_positions=4096,
+)
 
 KNOWN_SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
     {
@@ -40,8 +41,8 @@ KNOWN_SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
             norm_eps=1e-5,
             max_positions=131_072,
         ),
-        "Qwen/Qwen2.5-Math-7B": ModelConfig(**_QWEN2_7B, max_positions=4096),
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": ModelConfig(**_QWEN2_7B, max_positions=131_072),
+        "Qwen/Qwen2.5-Math-7B": _QWEN2_7B,
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": dataclasses.replace(_QWEN2_7B, max_positions=131_072),
         "Qwen/Qwen3-1.7B-Base": ModelConfig(
             vocab_size=151_936,
             hidden_size=2048,

@@ -1,4 +1,4 @@
-"""How long programs and runs take, from what they cost and what a chip can do: a rule of thumb, spelled out."""
+"""How long programs take, from what they cost and what a chip can do: a rule of thumb, spelled out."""
 
 import dataclasses
 
@@ -31,8 +31,8 @@ class Assumptions:
 
     def __str__(self) -> str:
         return (
-            f"{self.compute:.0%} of the peak FLOP/s, {self.memory:.0%} of the memory's and {self.link:.0%} of "
-            f"the links' bandwidth, messages and memory hidden behind compute in updates, added to it in "
+            f"{self.compute:.0%} of the peak FLOP/s, {self.memory:.0%} of the memory's and {self.link:.0%} "
+            f"of the links' bandwidth, messages and memory hidden behind compute in updates, added to it in "
             f"decoding; {self.occupancy:.0%} of the slots busy, responses {self.response:.0%} and prompts "
             f"{self.prompt:.0%} of their longest"
         )

@@ -139,14 +139,18 @@ class Program:
     def cost(self) -> Cost:
         """Of one call."""
         flops = bytes_ = 0.0
-        collectives = []
+        collectives: dict[str, Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
             flops += count * _flops(instruction, table)
             if not fused:
                 bytes_ += count * self._traffic(instruction, table)
             if exchange := self._collective(instruction, count):
-                collectives.append(exchange)
-        return Cost(flops, bytes_, tuple(collectives))
+                # One that goes on behind several fusions, or steps of a loop, stands in each: by its channel.
+                channel = re.search(r"channel_id=\d+", instruction.attributes)
+                key = channel[0] if channel else instruction.name
+                if key not in collectives or exchange.count < collectives[key].count:
+                    collectives[key] = exchange
+        return Cost(flops, bytes_, tuple(collectives.values()))
 
     def _walk(
         self, name: str, count: int, fused: bool
@@ -175,11 +179,27 @@ class Program:
             return int(known[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
         table = self.computations[condition[1]] if condition else {}
-        root = next((i for i in table.values() if i.root), None)
+        root = _root(table)
         if root is None or root.op != "compare" or "direction=LT" not in root.attributes:
             return 1
-        limit = table.get(root.operands[1])
-        return int(limit.attributes) if limit is not None and limit.op == "constant" else 1
+        counter, limit = (table.get(name) for name in root.operands)
+        if counter is None or limit is None or limit.op != "constant":
+            return 1
+        index = re.search(r"index=(\d+)", counter.attributes)
+        body = self.computations[dict(_CALLS.findall(loop.attributes))["body"]]
+        return -(-int(limit.attributes) // self._stride(body, int(index[1]) if index else 0))
+
+    def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
+        """By how much a loop's counter grows; more than 1 in a loop that the compiler unrolled."""
+        root = _root(body)
+        added = body.get(root.operands[index]) if root is not None and root.op == "tuple" else None
+        if added is None or added.op not in ("add", "fusion"):
+            return 1
+        inside = self.computations[self._called(added)[0]] if added.op == "fusion" else body
+        sums = [added] if added.op == "add" else [i for i in inside.values() if i.op == "add"]
+        terms = [inside[name] for i in sums for name in i.operands if name in inside]
+        constants = [int(i.attributes) for i in terms if i.op == "constant" and i.attributes.isdigit()]
+        return constants[0] if len(constants) == 1 and constants[0] > 0 else 1
 
     def _fused_reduce_scatter(self, fusion: Instruction) -> Instruction | None:
         """TPU programs spell a reduce-scatter as a fusion of an all-reduce and the slice that is kept."""
@@ -237,6 +257,10 @@ class Program:
             written -= min(update.bytes, written)
             written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
         return total + written
+
+
+def _root(table: Mapping[str, Instruction]) -> Instruction | None:
+    return next((i for i in table.values() if i.root), None)
 
 
 def _flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:

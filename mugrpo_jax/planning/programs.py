@@ -170,7 +170,7 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
     """Prefill of the longest prompts, decoding with the longest read, decoding as evaluation truncates."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
-    prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // plan.mesh.size
+    prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
     yield Lowered(
         f"prefill {rows} × {bucket}",
         state_bytes + bytes_on_device(abstract_slots(plan)),
@@ -185,7 +185,7 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
 
 def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:
     graphdef, weights = abstract_params(plan)
-    everywhere = NamedSharding(plan.mesh, P())
+    everywhere = NamedSharding(_mesh(plan), P())
     with mesh_of(plan):
         return run_prompts.lower(
             graphdef,
@@ -193,6 +193,12 @@ def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:
             jax.ShapeDtypeStruct((rows, bucket), np.int32, sharding=everywhere),
             jax.ShapeDtypeStruct((rows,), np.int32, sharding=everywhere),
         )
+
+
+def _mesh(plan: SamplerPlan) -> Mesh:
+    if plan.mesh is None:
+        raise ValueError("sampler: to be compiled ahead of time it needs a mesh, even of one device")
+    return plan.mesh
 
 
 def bytes_on_device(tree: Any) -> int:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from mugrpo_jax import models, training
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import ModelConfig, check_mesh
 from mugrpo_jax.policy import policy_shape, run_mesh, sampler_plan, update_buckets
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
+from mugrpo_jax.sampling.plan import free_memory
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 
@@ -68,6 +69,7 @@ class RunPlan:
       sampler: sizes of the sampler; None when a stage is replayed and nothing is evaluated.
       memory: on each device.
       checkpoint_bytes: of one checkpoint on disk.
+      problem: why it cannot run on these devices, in one line; None if nothing is known against it.
     """
 
     config: RunConfig
@@ -77,6 +79,7 @@ class RunPlan:
     sampler: SamplerPlan | None
     memory: Memory
     checkpoint_bytes: int
+    problem: str | None = None
 
     @property
     def stages(self) -> int:
@@ -135,6 +138,7 @@ class RunPlan:
             "sampler": str(self.sampler or "none").removeprefix("sampler: "),
             "memory": self._memory(),
             "disk": self._disk(),
+            "DOES NOT FIT": self.problem,
         }
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
 
@@ -201,29 +205,37 @@ class RunPlan:
 
     def _disk(self) -> str:
         return (
-            f"rollouts at most {_bytes(self.rollout_bytes)}; at most "
-            f"{_count(self.checkpoints_kept, 'checkpoint')} of {_bytes(self.checkpoint_bytes)}"
+            f"rollouts at most {human(self.rollout_bytes)}; at most "
+            f"{_count(self.checkpoints_kept, 'checkpoint')} of {human(self.checkpoint_bytes)}"
         )
 
     def _memory(self) -> str:
         m = self.memory
-        drift = f" + drift {_bytes(m.drift)}" if m.drift else ""
-        free = "" if m.device is None else f"; a device has {_bytes(m.device)}"
+        drift = f" + drift {human(m.drift)}" if m.drift else ""
+        free = "" if m.device is None else f"; a device has {human(m.device)}"
         return (
-            f"per device: weights {_bytes(m.weights)} + optimizer {_bytes(m.optimizer)}{drift}; generating "
-            f"+ sampler {_bytes(m.sampler)} = {_bytes(m.generating)}; updating + gradients "
-            f"{_bytes(m.gradients)} + compute copies {_bytes(m.compute)} = {_bytes(m.updating)} "
+            f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}; "
+            f"generating + sampler {human(m.sampler)} = {human(m.generating)}; updating + gradients "
+            f"{human(m.gradients)} + compute copies {human(m.compute)} = "
+            f"{human(m.updating)} "
             f"+ activations{free}"
         )
 
 
-def plan_run(config: RunConfig, model: ModelConfig | None = None, mesh: Mesh | None = None) -> RunPlan:
-    """Plan a run, or refuse it in numbers; nothing is allocated and no weight is read.
+def plan_run(
+    config: RunConfig,
+    model: ModelConfig | None = None,
+    mesh: Mesh | None = None,
+    *,
+    device_memory: int | None = None,
+) -> RunPlan:
+    """Plan a run; nothing is allocated and no weight is read.
 
     Args:
       config: the run's.
       model: shape of the policy; None reads it from the model that the config names.
       mesh: all devices; None takes those of this machine in the shape that the config asks for.
+      device_memory: bytes free on each device; None asks the device.
     """
     model = policy_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
@@ -232,16 +244,8 @@ def plan_run(config: RunConfig, model: ModelConfig | None = None, mesh: Mesh | N
     parts = jax.tree.map(_bytes_on_device, state, training.state_sharding(mesh, state))
     weights = _sum(parts.params)
     kept = weights + _sum(parts.opt_state) + _sum(parts.anchor) + _sum(parts.previous)
-    sampler = device = None
-    if config.replay.run is None or config.evaluation.problems:
-        device = sampler_plan(config, model, mesh).memory
-        left = None if device is None else device - kept
-        if left is not None and left <= 0:
-            raise ConfigError(
-                f"memory: the training state takes {_bytes(kept)} on each device, and {_bytes(device)} are "
-                "free; more devices along mesh.fsdp or track_drift=false would help"
-            )
-        sampler = sampler_plan(config, model, mesh, memory=left)
+    device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
+    sampler, problem = _sampler(config, model, mesh, kept, device)
     memory = Memory(
         weights=weights,
         optimizer=_sum(parts.opt_state),
@@ -252,7 +256,32 @@ def plan_run(config: RunConfig, model: ModelConfig | None = None, mesh: Mesh | N
         device=device,
     )
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return RunPlan(config, model, mesh, update_buckets(config, mesh), sampler, memory, whole)
+    if problem is None and device is not None and memory.updating > device:
+        problem = (
+            f"an update takes {human(memory.updating)} on each device without activations, and "
+            f"{human(device)} are free; more devices along mesh.fsdp or track_drift=false would help"
+        )
+    return RunPlan(config, model, mesh, update_buckets(config, mesh), sampler, memory, whole, problem)
+
+
+def _sampler(
+    config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
+) -> tuple[SamplerPlan | None, str | None]:
+    """The sampler beside the training state of `kept` bytes, or why there is no room for it."""
+    if config.replay.run is not None and not config.evaluation.problems:
+        return None, None
+    if device is not None and device <= kept:
+        return None, (
+            f"the training state takes {human(kept)} on each device, and {human(device)} are "
+            "free; more devices along mesh.fsdp or track_drift=false would help"
+        )
+    left = None if device is None else device - kept
+    try:
+        return sampler_plan(config, model, mesh, memory=left), None
+    except ValueError as error:
+        if "does not fit" not in str(error):
+            raise
+        return None, str(error)
 
 
 def _abstract_state(config: RunConfig, model: ModelConfig) -> training.TrainState:
@@ -275,10 +304,10 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _bytes(number: float | None) -> str:
+def human(number: float | None) -> str:
     """Bytes for people, in powers of 1000.
 
-    >>> _bytes(3_200_000), _bytes(141e9)
+    >>> human(3_200_000), human(141e9)
     ('3.2 MB', '141 GB')
     """
     number = number or 0

@@ -133,7 +133,7 @@ def plan_sampler(
     # cuDNN attends to each row's own length; elsewhere the bucket is what keeps reads short.
     by_length = device.platform == "gpu" and jnp.dtype(dtype).itemsize == 2
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))
-    memory = _free_memory(device) if memory is None else memory
+    memory = free_memory(device) if memory is None else memory
 
     def sized(slots: int) -> SamplerPlan:
         split, tensor = _rows_split(mesh), 1 if mesh is None else mesh.shape["tensor"]
@@ -201,7 +201,8 @@ def _rows_split(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def _free_memory(device: Any) -> int | None:
+def free_memory(device: Any) -> int | None:
+    """Bytes free on a device; None where it cannot be known."""
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     stats = device.memory_stats()

@@ -1,0 +1,65 @@
+"""The nearest setting that fits: settings are tightened one after the other, cheapest for speed first."""
+
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+from mugrpo_jax.config import changed
+from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.planning.compiled import CompiledPlan, lowered_programs, topology_mesh
+from mugrpo_jax.planning.programs import compile_program
+from mugrpo_jax.planning.run import RunPlan, plan_run
+
+
+def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:
+    """Overrides of the plan's config under which everything fits, found by compiling what did not."""
+    kinds = {program.name.split()[0] for program in plan.too_large} or {"update", "decode"}
+    for overrides in candidates(plan):
+        try:
+            config = changed(plan.run.config, overrides)
+            mesh = topology_mesh(config, plan.topology)
+            run = plan_run(config, model, mesh, device_memory=plan.capacity)
+        except ValueError:  # a mesh that does not divide the model
+            continue
+        if run.problem is None and _all_fit(plan, run, kinds, progress):
+            return overrides
+    return None
+
+
+def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
+    """Ever stronger changes: to the update where that is too large, to the sampler where that is."""
+    config = plan.run.config
+    large = {program.name.split()[0] for program in plan.too_large}
+    sampler = bool(large & {"prefill", "decode"}) or plan.run.sampler is None
+    update = bool(large & {"update", "optimizer"})
+    steps: list[str] = []
+    if sampler and plan.run.sampler is not None:
+        slots = plan.run.sampler.slots
+        per_device = 1 if plan.run.sampler.mesh is None else plan.run.sampler.mesh.size
+        while slots // 2 >= per_device and (slots := slots // 2) >= plan.run.sampler.slots // 8:
+            yield (*steps, f"sampling.slots={slots}")
+        steps.append(f"sampling.slots={slots}")
+    if update:
+        if config.model.remat != "full":
+            steps.append("model.remat=full")
+            yield tuple(steps)
+        longest = plan.run.buckets.lengths[-1]
+        least = longest * plan.run.buckets.rows_multiple
+        if config.batch.tokens_per_micro_batch >= 2 * least:
+            steps.append(f"batch.tokens_per_micro_batch={least}")
+            yield tuple(steps)
+    if config.track_drift:
+        steps.append("track_drift=false")
+        yield tuple(steps)
+    for tensor in (2 * config.mesh.tensor, 4 * config.mesh.tensor, 8 * config.mesh.tensor):
+        yield (*steps, f"mesh.tensor={tensor}", "mesh.fsdp=-1")
+
+
+def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
+    """Whether the programs that were too large fit now; every change makes the others smaller too."""
+    wanted = [program for program in lowered_programs(run) if program.name.split()[0] in kinds]
+    for program in tqdm(wanted, desc="look for what fits", unit="program", disable=not progress):
+        compiled = compile_program(program, plan.topology)
+        if compiled.cost is None or compiled.peak > plan.capacity:
+            return False
+    return True
