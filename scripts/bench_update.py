@@ -102,8 +102,8 @@ def settings(case: Case) -> dict[str, Any]:
     return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
 
 
-def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> None:
-    """Time the gradient of one update."""
+def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> float:
+    """Time the gradient of one update; tokens a second."""
     graphdef, params = models.create(case.model)
     optimizer = training.make_optimizer(Optimizer(), 1)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
@@ -131,6 +131,7 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
     if profile:
         for row in profiling.summary(run):
             say(case=case.name, **row)
+    return case.rows * case.length / seconds
 
 
 def batch(case: Case, seed: int) -> dict[str, np.ndarray]:

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Time whole updates from a stage on disk against the bare forward and backward pass.
+
+Prints one JSON line per measurement:
+
+    python scripts/bench_run.py                           # the SmolLM2-135M shape of the documentation
+    python scripts/bench_run.py --small                   # a tiny shape, to see that the script runs
+
+`bare` is the forward and backward pass of `bench_update.py`: full rows, all in memory, no optimizer.
+`whole` is what a run does: Grain reads a stage of ragged responses from disk, forms updates of 256 responses
+in length buckets, the objective with its diagnostics, float32 accumulation, AdamW and the drift metrics.
+Both count real tokens, prompts included and padding not, over wall time.
+`parts` takes the same updates apart: without the optimizer, and without the disk.
+"""
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import bench_update
+import jax
+import numpy as np
+
+from mugrpo_jax import models, objectives, training
+from mugrpo_jax.config import Optimizer
+from mugrpo_jax.inflight import InFlight
+from mugrpo_jax.rollouts import Group, Rollout, Stage, Update, UpdateStream, plan_buckets
+
+PROMPTS, GROUP = 32, 8
+WARM_UP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model as `bench_update` measures it, and the ragged stage that is optimised with it."""
+
+    bare: bench_update.Case
+    dtype: str
+    prompt: int
+    response: tuple[int, int]
+    micro_tokens: int
+    unit: int
+    updates: int
+
+
+SMOLLM2 = Case(bench_update.CASES[1], "bfloat16", 128, (32, 512), 81_920, 64, 50)
+SMALL = Case(bench_update.SMALL_CASE, "float32", 8, (4, 56), 2048, 16, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
+    case = SMALL if parser.parse_args().small else SMOLLM2
+    say(device=jax.devices()[0].device_kind, jax=jax.__version__)
+    bare = bench_update.measure(case.bare, case.dtype, repeats=5, peak=990e12)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = measure_whole(case, make_stage(case, Path(folder)))
+    say(what="share", whole_of_bare=round(whole / bare, 4))
+
+
+def make_stage(case: Case, folder: Path) -> Stage:
+    """Random responses with a long tail of lengths, written as a run writes them."""
+    rng = np.random.default_rng(0)
+    low, high = case.response
+    prompts = PROMPTS * (case.updates + WARM_UP)
+    stage = Stage(folder, {"made": "at random"}, prompts, 64)
+    vocabulary = case.bare.model.vocab_size
+
+    def rollout() -> Rollout:
+        middle = np.log(low) + 0.55 * (np.log(high) - np.log(low))
+        length = int(np.clip(np.exp(rng.normal(middle, 0.8)), low, high))
+        tokens = rng.integers(0, vocabulary, length).astype(np.int32)
+        logp = np.full(length, -np.log(vocabulary), np.float32)
+        return Rollout(tokens, logp, float(rng.integers(2)), "stop")
+
+    for shard in range(stage.shards):
+        stage.write_shard(
+            shard,
+            [
+                Group(
+                    index,
+                    str(index),
+                    rng.integers(0, vocabulary, case.prompt).astype(np.int32),
+                    tuple(rollout() for _ in range(GROUP)),
+                )
+                for index in stage.shard_prompts(shard)
+            ],
+        )
+    stage.commit()
+    return stage
+
+
+def stream(case: Case, stage: Stage) -> UpdateStream:
+    return UpdateStream(
+        stage,
+        seed=0,
+        stage_index=0,
+        epochs=1,
+        prompts_per_update=PROMPTS,
+        buckets=plan_buckets(case.prompt + case.response[1], case.micro_tokens, unit=case.unit),
+        advantage="std",
+        aggregation="token_mean",
+        max_response=case.response[1],
+    )
+
+
+def measure_whole(case: Case, stage: Stage) -> float:
+    """Tokens a second of whole updates from disk; its parts are printed."""
+    graphdef, params = models.create(case.bare.model)
+    optimizer = training.make_optimizer(Optimizer(), case.updates)
+    options = training.StepOptions(compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan)
+    state = training.init_state(params, optimizer, track_drift=True)
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+    step = training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    kept = list(stream(case, stage))
+    tokens = sum(real_tokens(case, update) for update in kept[WARM_UP:])
+    padding = float(np.mean([update.metrics["padding"] for update in kept]))
+    started = time.perf_counter()
+    for update in kept:  # every shape there is gets compiled
+        state, metrics = step(state, update)
+    jax.block_until_ready(state.params)
+    compiled = time.perf_counter() - started
+
+    updates = stream(case, stage)
+    recorded: list[dict[str, float]] = []
+    in_flight = InFlight(lambda about, metrics, seconds: recorded.append(metrics))
+    for number, update in enumerate(updates):
+        if number == WARM_UP:
+            jax.block_until_ready(state.params)
+            started = time.perf_counter()
+        state, metrics = step(state, update)
+        in_flight.add(None, metrics)
+    in_flight.flush()
+    jax.block_until_ready(state.params)
+    whole = time.perf_counter() - started
+
+    started = time.perf_counter()
+    for update in kept[WARM_UP:]:
+        gradient, _ = step.gradient(state, update)
+    jax.block_until_ready(gradient)
+    memory = time.perf_counter() - started
+    say(
+        what="whole",
+        updates=case.updates,
+        tokens=tokens,
+        padding=round(padding, 4),
+        shapes=sorted({batch["tokens"].shape for update in kept for batch in update.micro_batches}),
+        first_pass_s=round(compiled, 1),
+        seconds=round(whole, 3),
+        tokens_per_second=round(tokens / whole),
+    )
+    say(what="parts", without_optimizer_and_disk_s=round(memory, 3), tokens_per_second=round(tokens / memory))
+    return tokens / whole
+
+
+def real_tokens(case: Case, update: Update) -> int:
+    return sum(
+        int(batch["mask"].sum()) + case.prompt * int(batch["mask"].any(1).sum())
+        for batch in update.micro_batches
+    )
+
+
+def say(**record: Any) -> None:
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
