@@ -428,8 +428,8 @@ def _add_report(commands: Any) -> None:
         "report",
         _report,
         help="a page about one run, or several side by side",
-        more="One HTML file that needs nothing else: learning, everything against staleness, time, samples token "
-        "by token, config. A run that is going on keeps RUN/report.html up to date by itself.",
+        more="One HTML file that needs nothing else: learning, everything against staleness, time, samples "
+        "token by token, config. A run that is going on keeps RUN/report.html up to date by itself.",
         example="mugrpo report runs/first runs/first-grpo -o comparison.html",
     )
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")

@@ -19,11 +19,13 @@ from mugrpo_jax.collect import ShardCollector
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.inflight import InFlight
 from mugrpo_jax.policy import Policy, load_policy
+from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
 from mugrpo_jax.sampling import Request, Sampler, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
 from mugrpo_jax.tasks.scoring import STATUSES, Scorer, make_scorer
+from mugrpo_jax.trackers import check_trackers, open_trackers
 from mugrpo_jax.training import Cursor, TrainState
 from mugrpo_jax.warm_start import WarmStart
 
@@ -45,6 +47,7 @@ class Job:
     @classmethod
     def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
         """Load the model and the task, and claim the folder."""
+        check_trackers(config)
         if config.replay.run is not None:
             replay.rollouts(config)
         task = load_task(config.task.name, **config.task.options)
@@ -67,6 +70,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self._resources = contextlib.ExitStack()
+        self._report = LiveReport(self.run.folder, self.policy)
+        self._resources.callback(self._report.finish)
+        for tracker in open_trackers(self.config, self.run.folder):
+            self.run.journal.follow(tracker)
+            self._resources.callback(tracker.close)
         self._resources.callback(self.checkpoints.close)
         self._in_flight = InFlight(lambda *_: None)  # of the stage under way
         self._saved = 0  # updates done at the newest checkpoint
@@ -162,6 +170,11 @@ class Job:
         self._in_flight.flush()  # what the journal misses after a kill is what comes after the checkpoint
         self.checkpoints.save(state, cursor, accuracy=accuracy)
         self._saved = cursor.updates
+
+    def report(self, state: TrainState, stage_index: int, rollouts: Stage, cursor: Cursor) -> None:
+        """Samples of the stage that has ended, and the page of the run so far with its accuracy."""
+        self.evaluate(state, cursor)
+        self._report.after_stage(state.params, stage_index, rollouts)
 
     def _leave_if_stopped(self) -> None:
         if self.stop.agreed:

@@ -45,8 +45,8 @@ class RunFolder:
         here = configs.to_dict(self.config)
         if path.exists():
             there = yaml.safe_load(path.read_text())
-            decisive = [{k: v for k, v in c.items() if k not in configs.ONLOOKERS} for c in (there, here)]
-            differing = configs.differing_keys(*decisive)
+            same = dict.fromkeys(configs.ONLOOKERS)
+            differing = configs.differing_keys(there | same, here | same)
             if differing:
                 raise ConfigError(
                     f"{path}: this run was started with another config: {'; '.join(differing)}; "

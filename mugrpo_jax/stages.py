@@ -39,6 +39,7 @@ def train(config: RunConfig, folder: Path) -> Path:
             for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
                 job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
             cursor = Cursor(stage=stage + 1, updates=cursor.updates)
+            job.report(state, stage, rollouts, cursor)
         job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
     return folder
 

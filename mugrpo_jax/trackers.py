@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+
 from mugrpo_jax.config import ConfigError, RunConfig, to_dict
 
 Record = Mapping[str, Any]
@@ -49,8 +51,10 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    """The trackers that a config asks for."""
+    """The trackers that a config asks for, in the first process of a run."""
     trackers: list[Tracker] = []
+    if jax.process_index() > 0:
+        return []
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
     if config.tracking.wandb is not None:
@@ -115,12 +119,14 @@ class WandB:
         import wandb
 
         self._state = folder / "wandb.json"
-        known = json.loads(self._state.read_text()) if self._state.exists() else {"lines": 0}
+        known: dict[str, Any] = {"id": None, "lines": 0}
+        if self._state.exists():
+            known = json.loads(self._state.read_text())
         self._run: Any = wandb.init(
             project=project,
             name=folder.resolve().name,
             dir=str(folder),
-            id=known.get("id"),
+            id=known["id"],
             resume="allow",
             config=dict(config),
         )

@@ -1,13 +1,13 @@
 """What runs did, for people: the page of a run or several, its figures, a summary, a description of rollouts.
 
-from mugrpo_jax import report
-runs = [report.read_run("runs/first"), report.read_run("runs/second")]
-report.write_page(runs, "comparison.html")
-report.figures.learning(runs).savefig("learning.svg")
+from mugrpo_jax.report import figures, read_run, write_page
+runs = [read_run("runs/first"), read_run("runs/second")]
+write_page(runs, "comparison.html")
+figures.learning(runs).savefig("learning.svg")
 """
 
-from mugrpo_jax.report import figures as figures
-from mugrpo_jax.report.figures import overview as overview
+from mugrpo_jax.report.files import write as write
+from mugrpo_jax.report.files import write_figures as write_figures
 from mugrpo_jax.report.history import History as History
 from mugrpo_jax.report.history import StageFigures as StageFigures
 from mugrpo_jax.report.history import read_run as read_run

@@ -4,7 +4,8 @@ from mugrpo_jax.report import figures, read_run
 figures.learning([read_run("runs/quickstart")]).savefig("learning.svg")
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from matplotlib.patches import Patch
 from mugrpo_jax.report import panels
 from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_colors
 from mugrpo_jax.report.history import History, names
-from mugrpo_jax.report.panel import Bars, Line, Panel
+from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
 
 _GREY = "0.35"
 _WIDE, _HALF = (10, 4), (5.6, 3.6)
@@ -157,26 +158,30 @@ def draw(axes: Axes, panel: Panel | Bars, runs: Sequence[History]) -> None:
     _legend(axes, handles if len(handles) > 1 else [])
 
 
-_SMALL = {"textcoords": "offset points", "va": "top", "fontsize": 8, "color": "0.4"}
+_SMALL: dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8, "color": "0.4"}
 
 
 def _draw_line(axes: Axes, line: Line, runs: int) -> None:
-    look = {"color": line_color(line, runs), "alpha": line_strength(line, runs), "linewidth": 1.5}
+    look: dict[str, Any] = {
+        "color": line_color(line, runs),
+        "alpha": line_strength(line, runs),
+        "linewidth": 1.5,
+    }
     if line.style == "points":
         axes.plot(line.x, line.y, marker="o", markersize=6, **look | {"linewidth": 0.8})
-    elif line.name == "held-out accuracy":
+    elif line.name == ACCURACY and line.low is not None and line.high is not None:
         spread = np.stack([line.y - line.low, line.high - line.y])
         axes.errorbar(line.x, line.y, yerr=spread, marker="o", markersize=5, capsize=3, **look)
     else:
         marker = "o" if len(line.x) == 1 else None
         axes.plot(line.x, line.y, linestyle=line.style, marker=marker, markersize=4, **look)
-        if line.low is not None and not np.array_equal(line.low, line.high, equal_nan=True):
+        if line.low is not None and line.high is not None and line.banded:
             axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _handle(name: str, style: str) -> Line2D:
-    marked = style == "points" or name == "held-out accuracy"
-    shape = "none" if style == "points" else style
+    marked = style == "points" or name == ACCURACY
+    shape: Any = "none" if style == "points" else style
     return Line2D(
         [], [], color=_GREY, linewidth=1.5, linestyle=shape, marker="o" if marked else None, label=name
     )
@@ -215,7 +220,7 @@ def _finish(axes: Axes, x: str, y: str, title: str) -> None:
 def _legend(axes: Axes, handles: Sequence[Line2D]) -> None:
     """Above the axes, beside the title: nothing that is drawn can be hidden."""
     if handles:
-        place = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "borderaxespad": 0}
+        place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "borderaxespad": 0}
         axes.legend(handles=list(handles), fontsize=9, frameon=False, ncols=len(handles), **place)
 
 
@@ -227,15 +232,3 @@ def _name_runs(figure: Figure, runs: Sequence[History]) -> None:
     lines = [Line2D([], [], color=color, linewidth=3) for color in run_colors(runs)]
     columns = max(1, min(len(runs), 100 // (max(map(len, labels)) + 6)))
     figure.legend(lines, labels, loc="outside lower center", fontsize=10, frameon=False, ncols=columns)
-
-
-def save_all(runs: Sequence[History], folder: str, formats: Iterable[str] = ("svg",)) -> None:
-    """Every figure that has something to show, as files named after their functions."""
-    from pathlib import Path
-
-    for makers in panels.SECTIONS.values():
-        for maker in makers:
-            if not maker(runs).empty:
-                figure = _one(maker, runs, _WIDE if maker.__name__.startswith("learning") else _HALF)
-                for kind in formats:
-                    figure.savefig(Path(folder) / f"{maker.__name__}.{kind}")

@@ -177,24 +177,30 @@ def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Time by stage and phase; what no record claims is switching."""
     found: dict[int, dict[str, float]] = {}
+    elapsed: dict[int, float] = {}
     stage = -1
     for record in records:
         if record["kind"] in ("stage", "update"):
             stage = record["stage"]
-        seconds = record["seconds"]
-        scoring = seconds.get("score", 0.0)
-        named = {
-            "warm_start": {"warm start": seconds.get("update", 0.0)},
-            "stage": {"generation": seconds.get("generate", 0.0) - scoring, "scoring": scoring},
-            "update": {"update": seconds.get("update", 0.0)},
-            "evaluation": {"evaluation": seconds.get("evaluate", 0.0)},
-        }.get(record["kind"], {})
         phases = found.setdefault(stage, dict.fromkeys(PHASES, 0.0))
-        for phase, value in named.items():
-            phases[phase] += value
-        phases["switching"] += max(seconds["elapsed"] - sum(named.values()), 0.0)
+        elapsed[stage] = elapsed.get(stage, 0.0) + record["seconds"]["elapsed"]
+        for phase, seconds in _claimed(record["kind"], record["seconds"]).items():
+            phases[phase] += seconds
+    for stage, phases in found.items():
+        phases["switching"] = max(elapsed[stage] - sum(phases.values()), 0.0)
     return found
+
+
+def _claimed(kind: str, seconds: dict[str, float]) -> dict[str, float]:
+    """What a record says its time went into."""
+    if kind == "stage":
+        generation = seconds.get("sample", seconds.get("generate", 0.0))
+        return {"generation": generation, "scoring": seconds.get("score_wait", 0.0)}
+    if kind == "evaluation":
+        return {"evaluation": seconds.get("evaluate", 0.0)}
+    return {"warm start" if kind == "warm_start" else "update": seconds.get("update", 0.0)}
 
 
 def _environment(path: Path) -> dict[str, Any]:

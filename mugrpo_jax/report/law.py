@@ -106,7 +106,8 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
         return None
     if not all(p.updates and p.learning_rate for p in places):
         return None
-    return objectives.fit_staleness((p.lag, p.learning_rate, p.updates, p.collapse) for p in places)
+    rows = (objectives.FinishedRun(p.lag, p.learning_rate, p.updates, p.collapse) for p in places)
+    return objectives.fit_staleness(rows)
 
 
 def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:

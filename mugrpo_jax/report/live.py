@@ -1,7 +1,8 @@
-"""The report of a run that is going on: samples and the page, after each stage."""
+"""The report of a run that is going on: samples and the page, after each stage and at the end."""
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,40 +10,51 @@ import jax
 
 from mugrpo_jax.policy import Policy
 from mugrpo_jax.report.history import read_run
+from mugrpo_jax.report.page import write_page
 from mugrpo_jax.report.samples import SampleScorer, write_samples
 from mugrpo_jax.rollouts import Stage
-from mugrpo_jax.training import StepOptions
 
 _SHARE = 0.05  # of a run's time that may go into drawing
+_FIRST = 30.0  # seconds before the first page
 
 
 class LiveReport:
     """Writes `samples/` and `report.html` into a run's folder.
 
     The page is drawn by the first process, and not so often that it would take more than a small share of the
-    run's time; the last stage is always drawn. What goes wrong here is said, and training goes on.
+    run's time; when the run ends, stops or fails it is drawn in any case. What goes wrong here is said, and
+    training goes on.
     """
 
-    def __init__(self, folder: Path, policy: Policy, options: StepOptions) -> None:
+    def __init__(self, folder: Path, policy: Policy) -> None:
         self.folder, self.policy = folder, policy
-        self._scorer = SampleScorer(policy, options)
-        self._quiet_until = 0.0
+        self._scorer = SampleScorer(policy, policy.step_options())
+        self._quiet_until = time.monotonic() + _FIRST
 
-    def after_stage(self, params: Any, stage_index: int, rollouts: Stage, *, last: bool) -> None:
+    def after_stage(self, params: Any, stage_index: int, rollouts: Stage) -> None:
         """Look at the stage that has just ended."""
-        try:
-            if self.policy.config.report.samples:
-                path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
-                write_samples(self._scorer, params, self.policy.config, rollouts, path)
-            if jax.process_index() == 0 and (last or time.monotonic() >= self._quiet_until):
-                self._draw()
-        except Exception as error:  # a picture is never worth a run
-            print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)
+        config = self.policy.config
+        if config.report.samples:
+            path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
+            _try(lambda: write_samples(self._scorer, params, config, rollouts, path))
+        if time.monotonic() >= self._quiet_until:
+            self._draw()
+
+    def finish(self) -> None:
+        """Draw the page a last time, if anything was recorded."""
+        if (self.folder / "metrics.jsonl").exists():
+            self._draw()
 
     def _draw(self) -> None:
-        from mugrpo_jax.report.page import write_page  # and with it a plotting library
+        if jax.process_index() == 0:
+            started = time.monotonic()
+            _try(lambda: write_page([read_run(self.folder)], self.folder / "report.html"))
+            ended = time.monotonic()
+            self._quiet_until = ended + (ended - started) / _SHARE
 
-        started = time.monotonic()
-        write_page([read_run(self.folder)], self.folder / "report.html")
-        ended = time.monotonic()
-        self._quiet_until = ended + (ended - started) / _SHARE
+
+def _try(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception as error:  # a picture is never worth a run
+        print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)

@@ -16,7 +16,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.report import law, panels
 from mugrpo_jax.report.colors import COLORS, ramp, run_colors
 from mugrpo_jax.report.history import History, names
-from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread
+from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread, time_unit
 from mugrpo_jax.report.samples import page_samples
 
 
@@ -97,18 +97,14 @@ def _figures(runs: Sequence[History], called: list[str]) -> tuple[dict[str, list
 
 
 def _shown(name: str, panel: Panel | Bars, called: list[str], *, wide: bool) -> _Shown:
-    lines = isinstance(panel, Panel)
-    parts = {} if lines else {part: COLORS[i % len(COLORS)] for i, part in enumerate(panel.parts)}
-    return _Shown(
-        id=f"figure-{name}",
-        title=panel.title,
-        note=panel.note,
-        empty=panel.empty,
-        wide=wide,
-        styles=panel.styles if lines and len(panel.styles) > 1 else {},
-        parts=parts,
-        rows=_line_rows(panel, called) if isinstance(panel, Panel) else _bar_rows(panel, called),
-    )
+    if isinstance(panel, Panel):
+        styles = panel.styles if len(panel.styles) > 1 else {}
+        parts, rows = {}, _line_rows(panel, called)
+    else:
+        styles = {}
+        parts = {part: COLORS[i % len(COLORS)] for i, part in enumerate(panel.parts)}
+        rows = _bar_rows(panel, called)
+    return _Shown(f"figure-{name}", panel.title, panel.note, panel.empty, wide, styles, parts, rows)
 
 
 def _line_rows(panel: Panel, called: list[str]) -> list[list[str]]:
@@ -133,7 +129,7 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     total = len(run.config.stages) * run.config.batch.updates_per_stage
     state = "finished" if run.finished else "not finished: still going on, stopped or crashed"
-    unit, factor = _unit(run.seconds)
+    unit, factor = time_unit(run.seconds)
     facts = {
         "objective": run.config.objective.name,
         "updates": f"{len(run.updates):,} of {total:,}",
@@ -146,12 +142,6 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }
     return {"name": name, "color": color, "facts": facts, "stages": _stage_rows(run)}
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    from mugrpo_jax.report.panel import time_unit
-
-    return time_unit(seconds)
 
 
 def _stage_rows(run: History) -> list[list[str]]:

@@ -15,6 +15,7 @@ MOST_POINTS = 512  # of a line over a whole run
 MOST_STAGE_POINTS = 128  # of a line over one stage
 MOST_STAGES = 12  # lines of one run in one figure
 MOST_BARS = 32
+ACCURACY = "held-out accuracy"  # the line that is drawn with points and error bars
 STYLES = ("solid", "dashed", "dotted")
 
 T = TypeVar("T")
@@ -43,6 +44,13 @@ class Line:
     style: str = "solid"
     stage: int | None = None
     age: float = 1.0
+
+    @property
+    def banded(self) -> bool:
+        """Whether there is a band that can be seen."""
+        if self.low is None or self.high is None:
+            return False
+        return not np.array_equal(self.low, self.high, equal_nan=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,9 @@ class Bars:
         return not any(values.any() for values in self.parts.values())
 
 
-def reduce(x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+def reduce(
+    x: np.ndarray, y: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Means of x and y, and the least and largest y, over the pieces that begin at `starts`; NaN is left out.
 
     >>> x, y, low, high = reduce(np.arange(4.0), np.array([1.0, 3.0, np.nan, 8.0]), np.array([0, 2]))

@@ -7,6 +7,7 @@ import numpy as np
 from mugrpo_jax.report import law
 from mugrpo_jax.report.history import PHASES, History
 from mugrpo_jax.report.panel import (
+    ACCURACY,
     MOST_BARS,
     MOST_POINTS,
     MOST_STAGE_POINTS,
@@ -63,7 +64,7 @@ def _accuracy(i: int, run: History, over: str, factor: float) -> Line:
     accuracy = np.array([record["accuracy"] for record in run.evaluations])
     error = np.array([record["standard_error"] for record in run.evaluations])
     x = np.array(place, np.float64) / factor
-    return Line(i, "held-out accuracy", x, accuracy, accuracy - error, accuracy + error)
+    return Line(i, ACCURACY, x, accuracy, accuracy - error, accuracy + error)
 
 
 def _learning_note(runs: Sequence[History], over: str) -> str:
@@ -246,7 +247,7 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
         return {"ended by itself": 1 - cut, "cut at the limit": cut, "not scored": 1 - ok}
 
     note = "Responses without a score (timeout, crash, error) are counted on top of how they ended."
-    return _bars(runs, shares, "Finish reasons", "share of responses", note=note)
+    return _bars(runs, shares, "Finish reasons", "share of responses", note=note, stages=_generated)
 
 
 # -- time
@@ -263,7 +264,7 @@ def time_spent(runs: Sequence[History]) -> Bars:
         "the sampler, checkpoints, this report."
     )
     bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
-    unit, factor = time_unit(max(sum(bars.parts.values()), default=0.0) if bars.parts else 0.0)
+    unit, factor = time_unit(max((float(sum(stack)) for stack in zip(*bars.parts.values())), default=0.0))
     parts = {name: values / factor for name, values in bars.parts.items()}
     return Bars(bars.title, unit, bars.groups, parts, note=note)
 
@@ -298,6 +299,10 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
     return Panel("Slot occupancy", "stage", "share of slots", tuple(lines), low=0, high=1.05)
 
 
+def _generated(run: History) -> list[int]:
+    return [record["stage"] for record in run.generations]
+
+
 def _bars(
     runs: Sequence[History],
     parts: Callable[[History, Sequence[int]], dict[str, float]],
@@ -305,7 +310,7 @@ def _bars(
     y: str,
     *,
     note: str,
-    stages: Callable[[History], Sequence[int]] = lambda run: [r["stage"] for r in run.generations],
+    stages: Callable[[History], Sequence[int]],
 ) -> Bars:
     groups, found = [], []
     for i, run in enumerate(runs):

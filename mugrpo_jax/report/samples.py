@@ -149,7 +149,7 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
     log_ratio = (logp - row.rollout.logprobs)[None]
     kept = objectives.veto_mask(
-        log_ratio, np.float32([row.advantage]), np.ones_like(log_ratio), scope=scope, ratio=ratio
+        log_ratio, np.array([row.advantage]), np.ones_like(log_ratio), scope=scope, ratio=ratio
     )
     veto = scope != "none" and row.advantage < 0
     return {

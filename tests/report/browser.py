@@ -129,11 +129,12 @@ class Browser:
         method, params = event.get("method", ""), event.get("params", {})
         self._events.append(method)
         if method == "Runtime.exceptionThrown":
-            self.problems.append(str(params["exceptionDetails"].get("exception", params)))
+            thrown = params["exceptionDetails"]
+            self.problems.append(thrown.get("exception", {}).get("description", thrown["text"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.problems.append(str(params["args"]))
+            self.problems.append(" ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.problems.append(str(params["entry"]))
+            self.problems.append(params["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             url = params["request"]["url"]
             if not url.startswith(("file:", "data:", "blob:", "about:")):

@@ -54,8 +54,7 @@
 
   async function draw(item) {
     const views = await Bokeh.embed.embed_item(item);
-    for (const view of views.roots ?? views) {
-      const figure = view.model;
+    for (const { model: figure } of [...views].filter((view) => view.model.type === "Figure")) {
       // On a touch screen a finger that moves over a chart scrolls the page.
       if (matchMedia("(pointer: coarse)").matches) figure.toolbar.active_drag = null;
       figures.push(figure);
