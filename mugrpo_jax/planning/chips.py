@@ -137,6 +137,7 @@ def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU here to ask about itself
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor one to keep others from
     from jax.experimental import topologies
 
     try:

@@ -139,7 +139,7 @@ class Program:
     def cost(self) -> Cost:
         """Of one call."""
         flops = bytes_ = 0.0
-        collectives: dict[str, Collective] = {}
+        collectives: dict[tuple[str, tuple[Shape, ...], str], Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
             flops += count * _flops(instruction, table)
             if not fused:
@@ -147,7 +147,7 @@ class Program:
             if exchange := self._collective(instruction, count):
                 # One that goes on behind several fusions, or steps of a loop, stands in each: by its channel.
                 channel = re.search(r"channel_id=\d+", instruction.attributes)
-                key = channel[0] if channel else instruction.name
+                key = exchange.kind, exchange.result, channel[0] if channel else instruction.name
                 if key not in collectives or exchange.count < collectives[key].count:
                     collectives[key] = exchange
         return Cost(flops, bytes_, tuple(collectives.values()))
@@ -304,7 +304,7 @@ def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> 
 
 
 def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """Products of an attention kernel, which the compiler does not see into: causal, half of the square."""
+    """Products of an attention kernel, which the compiler does not see into; causal ones do half of them."""
     products = next(
         (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
     )
@@ -312,11 +312,12 @@ def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) ->
         return 0.0
     arrays = [table[name].shapes[0] for name in instruction.operands if name in table]
     rows = [a for a in arrays if a.dtype in ("bf16", "f16", "f32") and len(a.dims) >= 3]
-    if not rows:
+    if len(rows) < 2:
         return 0.0
-    largest = max(rows, key=lambda a: a.size)
-    length = sorted(largest.dims)[-2] if len(largest.dims) == 3 else max(largest.dims[1:3])
-    return products * 2.0 * largest.size * length / 2
+    queries, keys = rows[:2]
+    length = max(keys.dims[1:-1])
+    causal = max(queries.dims[1:-1]) == length
+    return products * 2.0 * queries.size * length / (2 if causal else 1)
 
 
 # Matrix products of length × length × width in a kernel, by a part of its name.
@@ -335,7 +336,7 @@ def _group(attributes: str, devices: int) -> int:
         return listed[1].count(",") + 1
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
         return int(iota[1])
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*? \{('[^}]*)\}", attributes):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
     return devices
