@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,7 @@ class Program:
     def cost(self) -> Cost:
         """Of one call."""
         flops = bytes_ = 0.0
-        collectives: dict[tuple[str, tuple[Shape, ...], str], Collective] = {}
+        collectives: dict[Any, Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
             flops += count * _flops(instruction, table)
             if not fused:
@@ -147,7 +148,8 @@ class Program:
             if exchange := self._collective(instruction, count):
                 # One that goes on behind several fusions, or steps of a loop, stands in each: by its channel.
                 channel = re.search(r"channel_id=\d+", instruction.attributes)
-                key = exchange.kind, exchange.result, channel[0] if channel else instruction.name
+                shapes = tuple(shape.dims for shape in exchange.result)
+                key = exchange.kind, shapes, channel[0] if channel else instruction.name
                 if key not in collectives or exchange.count < collectives[key].count:
                     collectives[key] = exchange
         return Cost(flops, bytes_, tuple(collectives.values()))
