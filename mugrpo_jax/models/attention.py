@@ -22,6 +22,7 @@ def attention(
     v: jax.Array,
     *,
     lengths: jax.Array | None = None,
+    rows: jax.Array | None = None,
     backend: Backend = "auto",
 ) -> jax.Array:
     """Scaled dot-product attention with grouped heads.
@@ -31,6 +32,8 @@ def attention(
       k: keys `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
       v: values, as `k`.
       lengths: filled cache entries per row `[B]` for decoding (`T == 1`); None means causal self-attention.
+      rows: tokens of each row `[B]` in causal self-attention, where it is known: work behind them may be
+        left out, and what comes out there means nothing.
       backend: `auto` takes the platform's best (`resolve`).
 
     Returns:
@@ -43,7 +46,7 @@ def attention(
     if backend == "splash":
         return _splash(q, k, v)
     if backend == "cudnn":
-        return _cudnn(q, k, v)
+        return _cudnn(q, k, v, rows)
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
 
 
@@ -70,13 +73,21 @@ def _platform() -> str:
     return "tpu" if "tpu" in kind else "cpu" if "cpu" in kind else "gpu"
 
 
-def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, rows: jax.Array | None) -> jax.Array:
     # Odd lengths are padded on the right: causality hides the padding from every real row.
     length = q.shape[1]
     pad = -length % _LANES
     if pad:
         q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
-    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    out = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=True,
+        query_seq_lengths=rows,
+        key_value_seq_lengths=rows,
+        implementation="cudnn",
+    )
     return out[:, :length]
 
 

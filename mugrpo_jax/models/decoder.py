@@ -21,6 +21,7 @@ from flax import nnx
 
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.rope import rotate, rotation
 from mugrpo_jax.models.sharding import constrain
 
@@ -82,16 +83,24 @@ class Decoder(nnx.Module):
         )
 
     def hidden(
-        self, tokens: jax.Array, *, remat: Remat = "none", scan: bool = True, backend: Backend = "auto"
+        self,
+        tokens: jax.Array,
+        *,
+        packing: Packing | None = None,
+        remat: Remat = "none",
+        scan: bool = True,
+        backend: Backend = "auto",
     ) -> jax.Array:
-        """Final hidden states `[B, T, D]` of right-padded rows `tokens [B, T]`."""
+        """Final hidden states `[B, T, D]` of right-padded rows `tokens [B, T]`, or of packed ones."""
         if remat not in ("none", *_REMAT_POLICIES):
             raise ValueError(f"remat: unknown policy {remat!r}; possible: none, dots, full")
-        positions = jnp.arange(tokens.shape[1])[None]
+        positions = jnp.arange(tokens.shape[1])[None] if packing is None else packing.positions
         rope = rotation(self.config, positions)
+        attend: Attend = functools.partial(attention, backend=backend)
+        if packing is not None:
+            attend = functools.partial(_attend_packed, packing, backend)
 
         def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-            attend = functools.partial(attention, backend=backend)
             return apply_layer(self.config, weights, x, rope, attend), None
 
         if remat != "none":
@@ -146,6 +155,11 @@ def apply_layer(
     gate, up = _project(h, w, ("gate", "up"), "gate_up", [config.intermediate_size] * 2)
     x = x + (jax.nn.silu(gate) * up) @ w["down"]
     return constrain(x, "batch", None, None)
+
+
+def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    q, k, v = (packing.unpack(x) for x in (q, k, v))
+    return packing.pack(attention(q, k, v, rows=packing.lengths, backend=backend))
 
 
 def fuse(w: Params) -> Params:

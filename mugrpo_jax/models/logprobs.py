@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
 CHUNK_LOGITS = 1 << 28  # float32 logits that exist at one time unless a chunk is given: 1 GiB
@@ -30,6 +31,7 @@ def token_logprobs(
     params: Params,
     tokens: jax.Array,
     *,
+    packing: Packing | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
     chunk: int | None = None,
@@ -40,7 +42,8 @@ def token_logprobs(
     Args:
       graphdef: static definition of a model with `hidden` and `head_matrix`.
       params: its parameters.
-      tokens: right-padded rows `[B, T]`.
+      tokens: right-padded rows `[B, T]`, or packed ones `[P, N]`.
+      packing: where the tokens of packed rows stand in the rows `[B, T]` that come out.
       temperature: divides the logits, as it did when the tokens were sampled.
       entropy: also return the entropy of the distribution each token was drawn from.
       chunk: how many positions have logits at one time; None takes what `CHUNK_LOGITS` allows.
@@ -50,12 +53,14 @@ def token_logprobs(
       `logp [B, T]` in float32 and the entropy `[B, T]` or None. `logp[:, 0]` is 0: nothing precedes it.
     """
     model = nnx.merge(graphdef, params)
+    if packing is not None:
+        options["packing"] = packing  # a model that cannot be packed need not know of it
     hidden = model.hidden(tokens, **options)
     targets = jnp.roll(tokens, -1, axis=1)
     logp, ent = logprobs_from_hidden(
         hidden, model.head_matrix(), targets, temperature=temperature, entropy=entropy, chunk=chunk
     )
-    return _shift(logp), None if ent is None else _shift(ent)
+    return _align(logp, packing), None if ent is None else _align(ent, packing)
 
 
 def logprobs_from_hidden(
@@ -79,9 +84,13 @@ def logprobs_from_hidden(
     return logp, ent if entropy else None
 
 
-def _shift(x: jax.Array) -> jax.Array:
+def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
     """What was computed at the position before a token moves to the token itself."""
-    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+    x = jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+    if packing is None:
+        return x
+    x = packing.unpack(x)
+    return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)  # before a row's first token stands another row
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))

@@ -1,0 +1,81 @@
+"""Claims about packed rows: the log-probs and gradients of padded rows, on one device and on a mesh."""
+
+import re
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax import models
+
+LENGTHS = np.array([19, 7, 1, 12, 18, 3, 9, 0])
+WIDTH = 19
+
+
+def value(graphdef, options):
+    """A scalar of the log-probs of real tokens, to differentiate."""
+    weights = jax.random.normal(jax.random.key(7), (len(LENGTHS), WIDTH))
+    real = jnp.arange(WIDTH) < LENGTHS[:, None]
+
+    def of(params, tokens, packing=None):
+        logp, entropy = models.token_logprobs(
+            graphdef, params, tokens, packing=packing, entropy=True, chunk=11, **options
+        )
+        return (jnp.where(real, logp + 0.3 * entropy, 0.0) * weights).sum()
+
+    return of
+
+
+def packed(groups, tokens_per_group):
+    rows = np.asarray(cases.tokens(rows=len(LENGTHS), length=WIDTH))
+    packing = models.plan_packing(LENGTHS.tolist(), rows.shape, tokens=tokens_per_group, groups=groups)
+    return rows, np.asarray(packing.pack(jnp.asarray(rows))), packing
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("qwen2", {"scan": False}), ("llama", {"remat": "full"})], ids=str
+)
+def test_packed_rows_give_the_value_and_gradient_of_padded_rows(family, options):
+    graphdef, params = cases.make(cases.FAMILIES[family])
+    rows, tokens, packing = packed(groups=2, tokens_per_group=41)
+    of = jax.jit(jax.value_and_grad(value(graphdef, options)))
+    assert cases.scaled_difference(of(params, rows), of(params, tokens, packing)) < 5e-5
+
+
+def test_the_first_token_of_a_packed_row_has_no_logprob():
+    graphdef, params = cases.make(cases.QWEN2)
+    _, tokens, packing = packed(groups=1, tokens_per_group=80)
+    logp, _ = models.token_logprobs(graphdef, params, tokens, packing=packing)
+    assert (np.asarray(logp)[:, 0] == 0).all() and (np.asarray(logp)[0, 1:] < 0).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1), (1, 2, 2)], ids=str)
+def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(shape):
+    graphdef, params = cases.make(cases.QWEN2)
+    data, fsdp, tensor = shape
+    mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[: np.prod(shape)])
+    rows, tokens, packing = packed(groups=data * fsdp, tokens_per_group=40)
+    of = value(graphdef, {})
+    expected = jax.jit(jax.value_and_grad(of))(params, rows)
+    batch = NamedSharding(mesh, P(("data", "fsdp")))
+    sharded = jax.device_put(params, models.param_sharding(mesh, params))
+    with jax.set_mesh(mesh):
+        program = jax.jit(jax.value_and_grad(of))
+        inputs = sharded, *jax.device_put((tokens, packing), batch)
+        assert cases.scaled_difference(expected, program(*inputs)) < 5e-5
+        padded = program.lower(sharded, jax.device_put(rows, batch)).compile().as_text()
+        assert collectives(program.lower(*inputs).compile().as_text()) <= collectives(padded)
+
+
+def collectives(text):
+    """How often devices talk to each other in a compiled program."""
+    return len(re.findall(r"= \S+ (?:all-gather|all-to-all|collective-permute|all-reduce)\(", text))
+
+
+def test_rows_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="packed row 0: 26 tokens or more, room for 25"):
+        models.plan_packing([19, 7], (2, 19), tokens=25)
