@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import yaml
 
 from mugrpo_jax import rollouts
 
@@ -41,7 +42,9 @@ KILLS = [
 ]
 
 
-def run(folder: Path, point: str = "none", count: int = 0, *more: str) -> subprocess.CompletedProcess:
+def run(
+    folder: Path, point: str = "none", count: int = 0, *more: str, config: str = "config"
+) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
         "XLA_FLAGS": "",
@@ -53,7 +56,7 @@ def run(folder: Path, point: str = "none", count: int = 0, *more: str) -> subpro
     command = [
         sys.executable,
         str(driver),
-        str(folder.parent / "config.yaml"),
+        str(folder.parent / f"{config}.yaml"),
         str(folder),
         point,
         str(count),
@@ -65,6 +68,13 @@ def run(folder: Path, point: str = "none", count: int = 0, *more: str) -> subpro
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     (folder / "config.yaml").write_text(CONFIG)
+    # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts.
+    sparse = yaml.safe_load(CONFIG) | {
+        "checkpoints": {"every": 5, "keep_best": 0},
+        "warm_start": {"updates": 0},
+    }
+    sparse["batch"] |= {"updates_per_stage": 2, "stages": 6}
+    (folder / "sparse.yaml").write_text(yaml.safe_dump(sparse))
     done = run(folder / "whole")
     assert done.returncode == 0, done.stderr
     return folder
@@ -87,9 +97,9 @@ def outcome(folder: Path):
     return step, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], journal, groups
 
 
-def assert_same(folder: Path, base: Path) -> None:
+def assert_same(folder: Path, whole: Path) -> None:
     step, state, journal, groups = outcome(folder)
-    whole_step, whole_state, whole_journal, whole_groups = outcome(base / "whole")
+    whole_step, whole_state, whole_journal, whole_groups = outcome(whole)
     assert step == whole_step == 12
     assert all((a == b).all() for a, b in zip(state, whole_state, strict=True))
     assert journal == whole_journal
@@ -105,7 +115,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(base, tmp_path_factory, ki
     committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
     done = run(folder)
     assert done.returncode == 0, done.stderr
-    assert_same(folder, base)
+    assert_same(folder, base / "whole")
     kept = {path: path.stat().st_mtime_ns for path in committed}
     assert kept == committed  # no committed rollout was generated again
 
@@ -119,4 +129,17 @@ def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`
     done = run(folder)
     assert done.returncode == 0, done.stderr
-    assert_same(folder, base)
+    assert_same(folder, base / "whole")
+
+
+def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(base):
+    whole, folder = base / "sparse-whole", base / "sparse-killed"
+    assert run(whole, config="sparse").returncode == 0
+    assert {path.name for path in (whole / "checkpoints").iterdir()} == {"000010", "000012"}
+    assert run(folder, "before an update", 10, config="sparse").returncode == -9
+    assert max(path.name for path in (folder / "checkpoints").iterdir()) == "000005"
+    committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    assert len(committed) == 5  # of stages 0 to 4: the one under way at the checkpoint, and two after it
+    assert run(folder, config="sparse").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in committed} == committed
+    assert_same(folder, whole)
