@@ -14,6 +14,7 @@ import jinja2
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.report import law, panels
+from mugrpo_jax.report.charts import chart
 from mugrpo_jax.report.colors import COLORS, ramp, run_colors
 from mugrpo_jax.report.history import History, names
 from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread, time_unit
@@ -31,8 +32,6 @@ def write_page(runs: Sequence[History], path: str | Path) -> Path:
 
 def page(runs: Sequence[History]) -> str:
     """The report of these runs as HTML."""
-    from bokeh.resources import Resources  # half a second that only a page needs
-
     called = names(runs)
     sections, charts = _figures(runs, called)
     samples, left_out = page_samples(runs)
@@ -53,13 +52,20 @@ def page(runs: Sequence[History]) -> str:
         written=time.strftime("%Y-%m-%d %H:%M"),
         css=_asset("page.css"),
         javascript=_asset("page.js"),
-        bokeh="\n".join(Resources(mode="inline", components=["bokeh"]).js_raw),
+        charts=_asset("charts.js"),
+        bokeh=_bokeh("bokeh.min.js") + _bokeh("bokeh-api.min.js"),
         data=_json({"charts": charts, "samples": samples, "runs": called}),
     )
 
 
 def _asset(name: str) -> str:
     return resources.files("mugrpo_jax.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _bokeh(name: str) -> str:
+    """A library of BokehJS as the Python package carries it."""
+    static = resources.files("bokeh").joinpath("server", "static", "js", name)
+    return static.read_text(encoding="utf-8") + "\n"
 
 
 def _json(value: Any) -> str:
@@ -82,8 +88,6 @@ class _Shown:
 
 
 def _figures(runs: Sequence[History], called: list[str]) -> tuple[dict[str, list[_Shown]], list[Any]]:
-    from mugrpo_jax.report.charts import chart
-
     sections: dict[str, list[_Shown]] = {}
     charts = []
     for section, makers in panels.SECTIONS.items():

@@ -52,28 +52,18 @@
 
   const pause = () => new Promise((done) => setTimeout(done));
 
-  async function draw(item) {
-    const views = await Bokeh.embed.embed_item(item);
-    for (const { model: figure } of [...views].filter((view) => view.model.type === "Figure")) {
-      // On a touch screen a finger that moves over a chart scrolls the page.
-      if (matchMedia("(pointer: coarse)").matches) figure.toolbar.active_drag = null;
-      figures.push(figure);
-      paint(figure);
-      showRuns(figure);
-    }
-    document.getElementById(item.target_id).dataset.drawn = "yes";
-  }
-
   async function drawAll() {
-    for (const item of data.charts) {
+    for (const chart of data.charts) {
       try {
-        await draw(item);
+        const figure = await drawChart(chart);
+        figures.push(figure);
+        paint(figure);
+        showRuns(figure);
+        document.getElementById(chart.target).dataset.drawn = "yes";
       } catch (error) {
-        console.error(item.target_id, error);
+        console.error(chart.target, error);
       }
-      if (document.body.dataset.interactive === undefined) {
-        document.body.dataset.interactive = Math.round(performance.now());
-      }
+      document.body.dataset.interactive ??= Math.round(performance.now());
       await pause();
     }
     document.body.dataset.ready = "yes";
@@ -168,7 +158,7 @@
   function sampleList() {
     const form = document.getElementById("filters");
     if (!form) return null;
-    const list = document.getElementById("responses"), more = document.getElementById("more");
+    const list = document.getElementById("sample-list"), more = document.getElementById("more");
     let limit = 8;
     const add = (select, values) => {
       for (const [value, label] of values) select.add(new Option(label, value));
