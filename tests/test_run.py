@@ -16,6 +16,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.inflight import InFlight
 from mugrpo_jax.job import Job
 from mugrpo_jax.policy import load_policy
+from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import batches
 from mugrpo_jax.run import Journal
 from mugrpo_jax.trained import trained_model
@@ -73,6 +74,7 @@ class Spy:
         self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
         self._wrap(patch, Job, "generate", lambda state, stage, cursor: ("generate", stage))
+        patch.setattr(LiveReport, "_draw", lambda self: None)  # reads the config again, which traces the loss
         optimise = Job.optimise
 
         def timed(job, *arguments):
