@@ -20,15 +20,24 @@ def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
 def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
     drawn = [line for line in panel.lines if np.isfinite(line.y).any()]
     highest = max((float(np.nanmax(line.y)) for line in drawn), default=0.0)
-    return {
+    found: dict[str, Any] = {
         "kind": "lines",
         "x": panel.x,
         "log": panel.log,
-        "range": None if panel.low is None else [panel.low, panel.high or 1.08 * highest or 1.0],
+        "y_range": None if panel.low is None else [panel.low, panel.high or 1.08 * highest or 1.0],
+        "x_range": None,
         "marks": panel.marks,
         "levels": panel.levels,
         "lines": [_line(line, names) for line in drawn],
     }
+    if panel.log == "xy":  # a map: what is marked on it belongs on it
+        found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x in panel.marks)])
+        found["y_range"] = _around([*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)])
+    return found
+
+
+def _around(values: list[float]) -> list[float]:
+    return [min(values) / 3, max(values) * 3]
 
 
 def _line(line: Line, names: list[str]) -> dict[str, Any]:

@@ -84,12 +84,15 @@ class History:
         return max((record["seconds"]["clock"] for record in records), default=0.0)
 
     def values(self, metric: str) -> np.ndarray:
-        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN where there is none."""
+        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN where there is none.
+
+        A mean over nothing is none: `ratio/negative_tokens` where `negative_tokens` is 0.
+        """
         section, _, name = metric.partition("/")
         if section == "seconds":
             found = (record["seconds"].get(name) for record in self.updates)
         else:
-            found = (record.get(metric) for record in self.updates)
+            found = (record.get(metric) if record.get(name) != 0 else None for record in self.updates)
         values = np.array([math.nan if value is None else value for value in found], np.float64)
         return np.where(np.isfinite(values), values, np.nan)
 

@@ -1,5 +1,6 @@
 """The figures of a report as numbers: one function of some runs for each."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -246,8 +247,11 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
         ok = sum(record.get("status", {}).get("ok", record["responses"]) for record in records) / total
         return {"ended by itself": 1 - cut, "cut at the limit": cut, "not scored": 1 - ok}
 
-    note = "Responses without a score (timeout, crash, error) are counted on top of how they ended."
-    return _bars(runs, shares, "Finish reasons", "share of responses", note=note, stages=_generated)
+    bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
+    if "not scored" not in bars.parts:
+        return bars
+    note = "Responses without a score (timeout, crash, error) stand on top of how they ended."
+    return dataclasses.replace(bars, note=note)
 
 
 # -- time
@@ -266,7 +270,7 @@ def time_spent(runs: Sequence[History]) -> Bars:
     bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
     unit, factor = time_unit(max((float(sum(stack)) for stack in zip(*bars.parts.values())), default=0.0))
     parts = {name: values / factor for name, values in bars.parts.items()}
-    return Bars(bars.title, unit, bars.groups, parts, note=note)
+    return dataclasses.replace(bars, y=unit, parts=parts)
 
 
 def throughput(runs: Sequence[History]) -> Panel:
@@ -364,8 +368,10 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         ratios_positive,
         ratios_negative,
         gap,
+        drift,
+        gradient_cosine,
     ),
     "Responses": (response_length, finish_reasons),
     "Time": (time_spent, throughput, slot_occupancy),
-    "Staleness law": (staleness_law, drift, gradient_cosine, gradient_norm),
+    "Staleness law": (staleness_law, gradient_norm),
 }

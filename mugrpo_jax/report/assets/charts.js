@@ -75,7 +75,7 @@ const drawChart = (() => {
       x_axis_type: chart.log.includes("x") ? "log" : "linear",
       y_axis_type: chart.log ? "log" : "linear",
     };
-    if (chart.range) options.y_range = chart.range;
+    for (const axis of ["x_range", "y_range"]) if (chart[axis]) options[axis] = chart[axis];
     const figure = newFigure(chart, options);
     const strokes = new Map(), dots = [];
     for (const line of chart.lines) {

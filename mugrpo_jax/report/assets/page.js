@@ -20,12 +20,18 @@
     for (const item of figure.center) if (item.grid_line_color !== undefined) item.grid_line_color = rule;
   }
 
+  function repaint() {
+    if (matchMedia("print").matches) return;
+    root.dataset.drawn = getComputedStyle(root).colorScheme;
+    figures.forEach(paint);
+  }
+
   const themes = ["system", "light", "dark"];
   const button = document.getElementById("theme");
   function setTheme(theme) {
     if (theme === "system") delete root.dataset.theme; else root.dataset.theme = theme;
     button.textContent = `theme: ${theme}`;
-    figures.forEach(paint);
+    repaint();
     try { localStorage.setItem("mugrpo-theme", theme); } catch { /* a page without storage forgets */ }
   }
   let theme = "system";
@@ -34,9 +40,16 @@
   button.addEventListener("click", () => {
     setTheme(themes[(themes.indexOf(button.textContent.slice(7)) + 1) % themes.length]);
   });
-  const repaint = () => figures.forEach(paint);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  matchMedia("print").addEventListener("change", repaint);
+
+  // A canvas cannot be drawn anew while a page goes to the printer: the style sheet scales it to the column of
+  // the paper and turns what was drawn for a dark screen into its opposite.
+  addEventListener("beforeprint", () => {
+    for (const chart of document.querySelectorAll(".chart")) {
+      chart.style.setProperty("--screen-width", `${chart.clientWidth}px`);
+      chart.style.setProperty("--print-zoom", (310 / chart.clientWidth).toFixed(3));
+    }
+  });
 
   // -- charts
 
