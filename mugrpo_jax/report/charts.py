@@ -10,6 +10,8 @@ import numpy as np
 from mugrpo_jax.report.colors import COLORS, line_color, line_strength
 from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
 
+_MOST_DOTS = 64  # more of them hide each other
+
 
 def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
     """A chart for the page's element `target`; `names` are those of the runs."""
@@ -43,6 +45,7 @@ def _around(values: list[float]) -> list[float]:
 def _line(line: Line, names: list[str]) -> dict[str, Any]:
     run = [names[line.run]] if len(names) > 1 else []
     stage = [] if line.stage is None else [f"stage {line.stage}"]
+    few = len(line.x) <= _MOST_DOTS
     found = {
         "run": line.run,
         "what": " · ".join([*run, *stage, line.name]),
@@ -51,8 +54,9 @@ def _line(line: Line, names: list[str]) -> dict[str, Any]:
         "style": line.style,
         "color": line_color(line, len(names)),
         "alpha": round(line_strength(line, len(names)), 2),
-        "dots": line.style == "points" or line.name == ACCURACY or len(line.x) == 1,
-        "errors": line.name == ACCURACY,
+        "dots": line.style == "points" or len(line.x) == 1 or (few and line.name == ACCURACY),
+        "size": 7 if few else 3,
+        "errors": few and line.name == ACCURACY,
     }
     if line.low is not None and line.high is not None and line.banded:
         found |= {"low": numbers(line.low), "high": numbers(line.high)}

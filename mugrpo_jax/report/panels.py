@@ -48,8 +48,8 @@ def _learning(runs: Sequence[History], over: str) -> Panel:
         if run.evaluations:
             lines.append(_accuracy(i, run, over, factor))
         if len(run.stage_slices) <= MOST_STAGES:
-            starts = [(f"stage {stage}", float(place[part][0])) for stage, part in run.stage_slices.items()]
-            marks += starts[1:]
+            starts = [(stage, float(place[part][0])) for stage, part in run.stage_slices.items()]
+            marks += [(f"stage {stage}" if len(runs) == 1 else "", x) for stage, x in starts[1:]]
     return Panel(
         title="Learning" if over == "updates" else "Learning over wall-clock",
         x=unit,
@@ -318,20 +318,23 @@ def _bars(
 ) -> Bars:
     groups, found = [], []
     for i, run in enumerate(runs):
-        all_stages = stages(run)
-        size = bin_size(len(all_stages), max(MOST_BARS // len(runs), 1))
-        for start in range(0, len(all_stages), size):
-            some = all_stages[start : start + size]
-            values = parts(run, some)
-            if values:
-                label = (
-                    "start" if some[-1] < 0 else f"{some[0]}" if len(some) == 1 else f"{some[0]}–{some[-1]}"
-                )
+        for some in _bar_stages(stages(run), max(MOST_BARS // len(runs), 1)):
+            if values := parts(run, some):
+                first, last = some[0], some[-1]
+                label = "start" if last < 0 else f"{first}" if first == last else f"{first}–{last}"
                 groups.append((i, label))
                 found.append(values)
     names = list(dict.fromkeys(name for values in found for name in values))
     heights = {name: np.array([values.get(name, 0.0) for values in found]) for name in names}
     return Bars(title, y, tuple(groups), {k: v for k, v in heights.items() if v.any()}, note=note)
+
+
+def _bar_stages(stages: Sequence[int], most: int) -> list[list[int]]:
+    """The stages that share a bar; what came before the first has its own."""
+    before, numbered = [s for s in stages if s < 0], [s for s in stages if s >= 0]
+    size = bin_size(len(numbered), most)
+    parts = [numbered[start : start + size] for start in range(0, len(numbered), size)]
+    return [before, *parts] if before else parts
 
 
 # -- the staleness law

@@ -59,7 +59,7 @@ const drawChart = (() => {
       }));
     }
     const colors = { fill_color: line.color, line_color: line.color };
-    return figure.scatter({ x: { field: "x" }, y: { field: "y" }, source, size: 7, ...colors, tags: tags(line) });
+    return figure.scatter({ x: { field: "x" }, y: { field: "y" }, source, size: line.size, ...colors, tags: tags(line) });
   }
 
   function addBand(figure, line) {
