@@ -77,7 +77,7 @@ class WarmStart:
         buckets = plan_buckets(
             max(len(prompt) + len(solution) for prompt, solution in rows),
             batch.tokens_per_micro_batch,
-            self._policy.buckets().rows_multiple,
+            self._policy.buckets().groups,
             unit=batch.length_multiple,
         )
         return training.solution_updates(

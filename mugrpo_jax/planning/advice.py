@@ -44,7 +44,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
             steps.append("model.remat=full")
             yield tuple(steps)
         longest = plan.run.buckets.lengths[-1]
-        least = longest * plan.run.buckets.rows_multiple
+        least = longest * plan.run.buckets.groups
         if config.batch.tokens_per_micro_batch >= 2 * least:
             steps.append(f"batch.tokens_per_micro_batch={least}")
             yield tuple(steps)

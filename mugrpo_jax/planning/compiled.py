@@ -228,13 +228,8 @@ def _estimate(plan: CompiledPlan, update: Seconds, apply: Seconds, step: Seconds
     run, assumed, config = plan.run, plan.assumed, plan.run.config
     prompt, response = config.sampling.max_prompt_tokens, config.sampling.max_response_tokens
     mean = math.ceil(assumed.prompt * prompt + assumed.response * response)
-    length = run.buckets.fit(mean)
-    rows = run.buckets.rows(length)
-    compiled_rows, compiled_length = max(run.buckets.shapes, key=lambda shape: shape[1])
-    share = rows * length / (compiled_rows * compiled_length)
-    # Compute goes with the tokens; weights and gradients are moved once a micro-batch, whatever its size.
-    once = max(share * update.compute, share * update.memory, update.link)
-    update_s = -(-run.rows_per_update // rows) * once + apply.overlapped
+    micro_batches = -(-run.rows_per_update * mean // run.buckets.sizes(run.buckets.lengths[-1])[0].tokens)
+    update_s = micro_batches * max(update.compute, update.memory, update.link) + apply.overlapped
     sampler = run.sampler
     assert sampler is not None and plan.topology.chip.bandwidth is not None
     unread = 0.5 * sampler.cache_bytes / (plan.topology.chip.bandwidth * assumed.memory)

@@ -21,7 +21,7 @@ from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.hlo import Cost, Program
 from mugrpo_jax.policy import step_options, update_buckets
-from mugrpo_jax.rollouts import Buckets
+from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import (
     abstract_params,
@@ -128,22 +128,22 @@ class UpdatePrograms:
 
     def lowered(self) -> Iterator[Lowered]:
         """The gradient of the micro-batches that decide about memory, and the optimizer's step."""
-        for rows, length in largest_shapes(update_buckets(self.config, self.mesh)):
+        buckets = update_buckets(self.config, self.mesh)
+        for shape in largest_shapes(buckets):
             yield Lowered(
-                f"update {rows} × {length}",
+                f"update {shape.tokens:,} tokens in rows of {shape.length}",
                 self.state_bytes,
-                functools.partial(self.accumulate, rows, length),
+                functools.partial(self.accumulate, shape, buckets.groups),
             )
         yield Lowered("optimizer", 0, self.apply)
 
-    def accumulate(self, rows: int, length: int) -> Any:
+    def accumulate(self, shape: Shape, groups: int) -> Any:
         """`UpdateStep.accumulate` for one micro-batch shape, lowered."""
         split = batch_sharding(self.mesh)
-        kinds = {"tokens": jnp.int32, "mask": jnp.float32, "behavior_logp": jnp.float32}
         batch = {
-            name: jax.ShapeDtypeStruct((rows, length), kind, sharding=split) for name, kind in kinds.items()
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
+            for name, leaf in abstract_micro_batch(shape, groups).items()
         }
-        batch["advantages"] = jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=split)
         dtype = jnp.dtype(self.config.model.compute_dtype)
         compute = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), self.state.params
@@ -156,13 +156,16 @@ class UpdatePrograms:
             return self.step.apply.lower(self.state, self.state.params)
 
 
-def largest_shapes(buckets: Buckets) -> list[tuple[int, int]]:
+def largest_shapes(buckets: Buckets) -> list[Shape]:
     """The micro-batch shapes that no other exceeds both in tokens and in length: the others need no more."""
-    shapes = buckets.shapes
     return [
-        (rows, length)
-        for rows, length in shapes
-        if not any(r * n >= rows * length and n >= length for r, n in shapes if (r, n) != (rows, length))
+        shape
+        for shape in buckets.shapes
+        if not any(
+            other.tokens >= shape.tokens and other.length >= shape.length
+            for other in buckets.shapes
+            if other != shape
+        )
     ]
 
 

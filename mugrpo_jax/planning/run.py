@@ -200,8 +200,9 @@ class RunPlan:
         )
 
     def _programs(self) -> str:
-        shapes = ", ".join(f"{rows} × {length}" for rows, length in self.buckets.shapes)
-        return f"micro-batches of rows × tokens: {shapes}; one compiled program each"
+        lengths = ", ".join(map(str, self.buckets.lengths))
+        sizes = ", ".join(f"{shape.tokens:,}" for shape in self.buckets.sizes(self.buckets.lengths[0]))
+        return f"micro-batches of {sizes} tokens, in rows of up to {lengths}; compiled as they come"
 
     def _disk(self) -> str:
         return (

@@ -2,8 +2,10 @@
 
 from mugrpo_jax.rollouts.batches import Buckets as Buckets
 from mugrpo_jax.rollouts.batches import MicroBatch as MicroBatch
+from mugrpo_jax.rollouts.batches import Shape as Shape
 from mugrpo_jax.rollouts.batches import Update as Update
 from mugrpo_jax.rollouts.batches import UpdateStream as UpdateStream
+from mugrpo_jax.rollouts.batches import abstract_micro_batch as abstract_micro_batch
 from mugrpo_jax.rollouts.batches import make_update as make_update
 from mugrpo_jax.rollouts.batches import plan_buckets as plan_buckets
 from mugrpo_jax.rollouts.records import Group as Group

@@ -1,8 +1,8 @@
 """From a stage on disk to update batches: shuffled, complete, in length buckets, at a position one can save.
 
 An update is exactly `prompts_per_update` groups. Inside it, responses are sorted by length and cut into
-micro-batches of a few fixed shapes under a token budget; the objective's denominator is that of the whole
-update, so the gradient is the one of a single padded batch.
+micro-batches of a few fixed shapes under a token budget, packed without padding; the objective's denominator
+is that of the whole update, so the gradient is the one of a single padded batch.
 """
 
 import dataclasses
@@ -15,53 +15,71 @@ import jax
 import numpy as np
 
 from mugrpo_jax import objectives
+from mugrpo_jax.models import plan_packing
 from mugrpo_jax.rollouts.records import Group, decode
 from mugrpo_jax.rollouts.store import Stage
 
 MicroBatch = dict[str, np.ndarray]
 
 
+class Shape(NamedTuple):
+    """Sizes of a micro-batch, over all devices: `tokens` packed ones, and room to spread them out to rows."""
+
+    rows: int
+    length: int
+    tokens: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """The shapes in which micro-batches come: one number of rows for each row length.
+    """The shapes in which micro-batches come.
+
+    Rows are packed without their padding, so what a micro-batch costs is its `tokens`; its rows and their
+    length matter to attention alone. There is room for rows that are half as long as their length.
 
     Attributes:
       lengths: row lengths in tokens, ascending; the last holds the longest prompt and response.
-      tokens: padded tokens in one micro-batch, at most.
-      rows_multiple: rows are a multiple of this (the devices that split the batch).
+      tokens: tokens in one micro-batch, at most.
+      groups: devices that split the batch; each packs its own rows.
     """
 
     lengths: tuple[int, ...]
     tokens: int
-    rows_multiple: int = 1
-
-    def rows(self, length: int) -> int:
-        """Rows of a micro-batch of this row length."""
-        return max(self.tokens // length // self.rows_multiple, 1) * self.rows_multiple
+    groups: int = 1
 
     def fit(self, length: int) -> int:
         """The smallest bucket that holds `length` tokens."""
         return next(bucket for bucket in self.lengths if bucket >= length)
 
+    def rows(self, length: int) -> int:
+        """Rows of this length that fill a micro-batch."""
+        return self.groups * max(self.tokens // self.groups // length, 1)
+
+    def sizes(self, length: int) -> tuple[Shape, ...]:
+        """Shapes with this row length, largest first: whole, half and quarter, if a device can hold a row."""
+        share = max(self.tokens // self.groups, length)
+        shares = [share // part for part in (1, 2, 4) if share // part >= length]
+        return tuple(
+            Shape(self.groups * (2 * tokens // length), length, self.groups * tokens) for tokens in shares
+        )
+
     @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """All micro-batch shapes `(rows, length)`, hence all programs that will be compiled."""
-        return [(self.rows(length), length) for length in self.lengths]
+    def shapes(self) -> list[Shape]:
+        """All micro-batch shapes, hence all programs that can be compiled."""
+        return [shape for length in self.lengths for shape in self.sizes(length)]
 
 
-def plan_buckets(longest: int, tokens: int, rows_multiple: int = 1, *, unit: int = 128) -> Buckets:
-    """Buckets of `unit` times 1, 2, 3, 4, 6, 8, 12, 16, ... up to the longest row, so that at most a third
-    of a row is padding and the number of programs grows with the logarithm of the length.
+def plan_buckets(longest: int, tokens: int, groups: int = 1, *, unit: int = 64) -> Buckets:
+    """Row lengths of `unit` times 1, 2, 4, ... up to the longest row: few programs for any length.
 
     >>> plan_buckets(700, 4096).lengths
-    (128, 256, 384, 512, 768)
+    (64, 128, 256, 512, 704)
     """
-    lengths: list[int] = []
-    step = 1
-    while not lengths or lengths[-1] < longest:
-        lengths.append(unit * step)
-        step = step + 1 if step < 4 else step * 3 // 2 if (step & (step - 1)) == 0 else step * 4 // 3
-    return Buckets(tuple(lengths), tokens, rows_multiple)
+    last = -(-longest // unit) * unit
+    lengths = [unit]
+    while lengths[-1] < last:
+        lengths.append(min(2 * lengths[-1], last))
+    return Buckets(tuple(lengths), tokens, groups)
 
 
 class Row(NamedTuple):
@@ -83,8 +101,9 @@ class Update:
     """One optimizer update's data.
 
     Attributes:
-      micro_batches: each a dict of `tokens`, `mask`, `behavior_logp` `[rows, length]` and `advantages`
-        `[rows]`; empty rows are all padding.
+      micro_batches: each a dict of `mask`, `behavior_logp` `[rows, length]`, `advantages` `[rows]`, and the
+        packed `tokens [P, N]` with their `packed_from`, `padded_from` (see `models.Packing`); empty rows are
+        all padding.
       denominator: of the whole update, as the objective's aggregation defines it.
       metrics: of the data: mean reward, lengths, share of groups with equal rewards.
     """
@@ -139,33 +158,79 @@ def _host_device() -> Any:
         return None
 
 
+def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """A micro-batch's arrays without their contents, to compile for."""
+    rows, packed = (shape.rows, shape.length), (groups, shape.tokens // groups)
+    sizes = {
+        "mask": (rows, np.float32),
+        "behavior_logp": (rows, np.float32),
+        "advantages": (rows[:1], np.float32),
+        "tokens": (packed, np.int32),
+        "packed_from": (packed, np.int32),
+        "padded_from": (rows, np.int32),
+    }
+    return {name: jax.ShapeDtypeStruct(*size) for name, size in sizes.items()}
+
+
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
-    """Rows, longest first, in micro-batches of the buckets' shapes; only the last can have empty rows."""
+    """Rows, longest first, packed into micro-batches of the buckets' shapes."""
     rest = sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
-        length = buckets.fit(rest[0].length)
-        count = buckets.rows(length)
-        micro_batches.append(_micro_batch(rest[:count], count, length))
-        rest = rest[count:]
+        shape = _choose(buckets.sizes(buckets.fit(rest[0].length)), sum(row.length for row in rest))
+        taken, rest = _fill(rest, shape, buckets.groups)
+        micro_batches.append(_micro_batch(taken, shape))
     return tuple(micro_batches)
 
 
-def _micro_batch(rows: Sequence[Row], count: int, length: int) -> MicroBatch:
+def _choose(sizes: Sequence[Shape], tokens: int) -> Shape:
+    """The smallest shape that holds all tokens and is nearly full with them, or the largest they fill."""
+    whole = [shape for shape in sizes if shape.tokens >= tokens]
+    if whole and tokens > 0.8 * whole[-1].tokens:
+        return whole[-1]
+    return next((shape for shape in sizes if shape.tokens <= tokens), sizes[-1])
+
+
+def _fill(rest: Sequence[Row], shape: Shape, groups: int) -> tuple[list[list[Row]], list[Row]]:
+    """Rows for each group, taken in order as long as the next one has room somewhere; and those left over."""
+    taken: list[list[Row]] = [[] for _ in range(groups)]
+    filled = [0] * groups
+    for number, row in enumerate(rest):
+        open_groups = [
+            g
+            for g in range(groups)
+            if len(taken[g]) < shape.rows // groups and filled[g] + row.length <= shape.tokens // groups
+        ]
+        if not open_groups:
+            return taken, list(rest[number:])
+        least = min(open_groups, key=filled.__getitem__)
+        taken[least].append(row)
+        filled[least] += row.length
+    return taken, []
+
+
+def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape) -> MicroBatch:
+    rows, length = shape.rows, shape.length
+    per_group, share = rows // len(groups), shape.tokens // len(groups)
+    tokens = np.zeros((len(groups), share), np.int32)
     batch = {
-        "tokens": np.zeros((count, length), np.int32),
-        "mask": np.zeros((count, length), np.float32),
-        "behavior_logp": np.zeros((count, length), np.float32),
-        "advantages": np.zeros(count, np.float32),
+        "mask": np.zeros((rows, length), np.float32),
+        "behavior_logp": np.zeros((rows, length), np.float32),
+        "advantages": np.zeros(rows, np.float32),
     }
-    for i, row in enumerate(rows):
-        start, end = len(row.prompt), row.length
-        batch["tokens"][i, :start] = row.prompt
-        batch["tokens"][i, start:end] = row.response
-        batch["mask"][i, start:end] = 1
-        batch["behavior_logp"][i, start:end] = row.behavior_logp
-        batch["advantages"][i] = row.advantage
-    return batch
+    lengths = [0] * rows
+    for g, members in enumerate(groups):
+        at = 0
+        for i, row in enumerate(members, start=g * per_group):
+            start, end = len(row.prompt), row.length
+            tokens[g, at : at + end] = np.concatenate([row.prompt, row.response])
+            at += end
+            lengths[i] = end
+            batch["mask"][i, start:end] = 1
+            batch["behavior_logp"][i, start:end] = row.behavior_logp
+            batch["advantages"][i] = row.advantage
+    packing = plan_packing(lengths, (rows, length), tokens=share, groups=len(groups))
+    return batch | {"tokens": tokens} | packing._asdict()
 
 
 class UpdateStream:

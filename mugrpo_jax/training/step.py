@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from mugrpo_jax import objectives
-from mugrpo_jax.models import cast, token_logprobs
+from mugrpo_jax.models import Packing, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
@@ -122,10 +122,12 @@ def _loss(
     batch: dict[str, jax.Array],
     denominator: jax.Array,
 ) -> tuple[jax.Array, objectives.Metrics]:
+    packed = "packed_from" in batch
     logp, _ = token_logprobs(
         graphdef,
         params,
         batch["tokens"],
+        packing=Packing(batch["packed_from"], batch["padded_from"]) if packed else None,
         temperature=options.temperature,
         remat=options.remat,
         scan=options.scan,

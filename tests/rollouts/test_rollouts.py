@@ -5,6 +5,7 @@ import pytest
 
 from mugrpo_jax import rollouts
 from mugrpo_jax.rollouts import Group, Rollout, Stage
+from mugrpo_jax.rollouts.batches import Row, arrange
 
 
 def group(index: int, responses: int = 4) -> Group:
@@ -50,16 +51,23 @@ def stream(stage, **changes):
 def rows(update):
     """The responses of an update as a set of byte strings."""
     return {
-        (b["tokens"][i].tobytes().rstrip(b"\0"), b["behavior_logp"][i].tobytes().rstrip(b"\0"))
+        (unpacked(b, i).tobytes(), b["behavior_logp"][i].tobytes().rstrip(b"\0"))
         for b in update.micro_batches
-        for i in range(len(b["tokens"]))
+        for i in range(len(b["mask"]))
         if b["mask"][i].any()
     }
 
 
+def unpacked(batch, row):
+    """The tokens of one row of a micro-batch."""
+    packed = batch["tokens"][row * len(batch["tokens"]) // len(batch["mask"])]
+    places = batch["padded_from"][row]
+    return packed[places[places < len(packed)]]
+
+
 def same(a, b) -> bool:
     return len(a.micro_batches) == len(b.micro_batches) and all(
-        (x[name] == y[name]).all() for x, y in zip(a.micro_batches, b.micro_batches) for name in x
+        np.array_equal(x[name], y[name]) for x, y in zip(a.micro_batches, b.micro_batches) for name in x
     )
 
 
@@ -150,11 +158,40 @@ def test_micro_batches_have_the_planned_shapes_and_hold_what_was_stored(stage):
     update = rollouts.make_update(
         GROUPS[:5], buckets, advantage="mean", aggregation="seq_mean_token_mean", max_response=60
     )
-    assert {b["tokens"].shape for b in update.micro_batches} <= set(buckets.shapes)
-    assert all(size % 2 == 0 and size * length <= 256 for size, length in buckets.shapes)
+    found_shapes = {(*b["mask"].shape, b["tokens"].size) for b in update.micro_batches}
+    assert found_shapes <= {tuple(shape) for shape in buckets.shapes}
+    assert all(shape.rows % 2 == 0 and shape.tokens <= 256 for shape in buckets.shapes)
+    assert all(len(b["tokens"]) == 2 for b in update.micro_batches)
     assert update.denominator == 20
     total = sum(b["mask"].sum() for b in update.micro_batches)
     assert total == sum(g.response_tokens for g in GROUPS[:5]) == update.metrics["response_tokens"]
     rewards = np.concatenate([g.rewards - g.rewards.mean() for g in GROUPS[:5]])
     found = np.concatenate([b["advantages"] for b in update.micro_batches])
     np.testing.assert_allclose(np.sort(found[found != 0]), np.sort(rewards[rewards != 0]), atol=1e-6)
+
+
+def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.exp(rng.normal(5.2, 0.8, 256)), 32, 512).astype(int)
+    rows = [
+        Row(np.full(128, i), np.full(n, 1000 + i), np.full(n, float(i), np.float32), float(i + 1))
+        for i, n in enumerate(lengths)
+    ]
+    for groups in (1, 4):
+        batches = arrange(rows, rollouts.plan_buckets(640, 32_768, groups))
+        seen = {}
+        for batch in batches:
+            for r in range(len(batch["mask"])):
+                tokens = unpacked(batch, r)
+                if not len(tokens):
+                    assert batch["advantages"][r] == 0 and not batch["mask"][r].any()
+                    continue
+                i = tokens[0]
+                assert (tokens == np.concatenate([rows[i].prompt, rows[i].response])).all()
+                assert batch["mask"][r].sum() == lengths[i] and not batch["mask"][r, :128].any()
+                assert batch["advantages"][r] == i + 1
+                seen[i] = True
+        assert len(seen) == 256
+        empty = 1 - sum(128 + n for n in lengths) / sum(b["tokens"].size for b in batches)
+        assert empty < 0.1
+        assert all(batch["mask"].size <= 2 * batch["tokens"].size for batch in batches)

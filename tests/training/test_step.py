@@ -81,10 +81,22 @@ def difference(a, b) -> float:
 
 def padded(update):
     """All rows of an update in one rectangle."""
-    length = max(b["tokens"].shape[1] for b in update.micro_batches)
+    length = max(b["mask"].shape[1] for b in update.micro_batches)
     pad = lambda x: np.pad(x, ((0, 0), (0, length - x.shape[1]))) if x.ndim == 2 else x  # noqa: E731
-    names = update.micro_batches[0]
-    return {name: np.concatenate([pad(b[name]) for b in update.micro_batches]) for name in names}
+    batches = [b | {"tokens": unpacked(b)} for b in update.micro_batches]
+    names = ("tokens", "mask", "behavior_logp", "advantages")
+    return {name: np.concatenate([pad(b[name]) for b in batches]) for name in names}
+
+
+def unpacked(batch):
+    """Tokens in their rows, by plain indexing."""
+    rows = np.zeros(batch["mask"].shape, np.int32)
+    per_group = len(rows) // len(batch["tokens"])
+    for row, places in enumerate(batch["padded_from"]):
+        packed = batch["tokens"][row // per_group]
+        real = places < len(packed)
+        rows[row, real] = packed[places[real]]
+    return rows
 
 
 def plain_gradient(graphdef, params, batch):
