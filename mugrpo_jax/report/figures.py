@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from mugrpo_jax.report import panels
 from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_colors
@@ -28,7 +29,7 @@ def overview(runs: Sequence[History]) -> Figure:
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
     for axes, panel in ((top, panels.learning), (left, panels.vetoed), (right, panels.effective_sample_size)):
         draw(axes, panel(runs), runs)
-    _name_runs(figure, runs)
+    _name_colors(figure, panels.vetoed(runs), runs)
     return figure
 
 
@@ -128,8 +129,10 @@ def _one(
     size: tuple[float, float] = _HALF,
 ) -> Figure:
     figure = Figure(figsize=size, dpi=120, layout="constrained")
-    draw(figure.subplots(), panel(runs), runs)
-    _name_runs(figure, runs)
+    shown = panel(runs)
+    draw(figure.subplots(), shown, runs)
+    if isinstance(shown, Panel):
+        _name_colors(figure, shown, runs)
     return figure
 
 
@@ -148,6 +151,8 @@ def draw(axes: Axes, panel: Panel | Bars, runs: Sequence[History]) -> None:
         axes.annotate(
             label, (1, y), xycoords=("axes fraction", "data"), xytext=(-3, -3), ha="right", **_SMALL
         )
+    if panel.x == "stage":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if "x" in panel.log:
         axes.set_xscale("log")
     if panel.log:
@@ -194,14 +199,13 @@ def _draw_bars(axes: Axes, bars: Bars, runs: Sequence[History]) -> None:
         axes.bar(places, heights, bottom=base, color=COLORS[i % len(COLORS)], width=0.8, label=name)
         base = base + heights
     axes.set_xticks(places, [label for _, label in bars.groups])
-    _finish(axes, "stage", bars.y, bars.title)
+    _finish(axes, "stage" if len(runs) == 1 else "", bars.y, bars.title)
     if len(runs) > 1:
         for i, name in enumerate(names(runs)):
             mine = [place for place, group in zip(places, bars.groups) if group[0] == i]
             if mine:
-                axes.annotate(
-                    name, (np.mean(mine), 1), xycoords=("data", "axes fraction"), ha="center", fontsize=9
-                )
+                below: dict[str, Any] = {"xytext": (0, -24), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(name, (np.mean(mine), 0), xycoords=("data", "axes fraction"), **below)
     handles = [Patch(color=COLORS[i % len(COLORS)], label=name) for i, name in enumerate(bars.parts)]
     axes.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -224,11 +228,16 @@ def _legend(axes: Axes, handles: Sequence[Line2D]) -> None:
         axes.legend(handles=list(handles), fontsize=9, frameon=False, ncols=len(handles), **place)
 
 
-def _name_runs(figure: Figure, runs: Sequence[History]) -> None:
-    """Which colour is which run, below everything; one run needs no name."""
-    if len(runs) < 2:
-        return
-    labels = names(runs)
-    lines = [Line2D([], [], color=color, linewidth=3) for color in run_colors(runs)]
-    columns = max(1, min(len(runs), 100 // (max(map(len, labels)) + 6)))
-    figure.legend(lines, labels, loc="outside lower center", fontsize=10, frameon=False, ncols=columns)
+def _name_colors(figure: Figure, panel: Panel, runs: Sequence[History]) -> None:
+    """Which colour is which run or, of one run, which stage; below everything."""
+    if len(runs) > 1:
+        named = dict(zip(names(runs), run_colors(runs)))
+    else:
+        staged = [line for line in panel.lines if line.stage is not None]
+        named = {f"stage {line.stage}": line_color(line, 1) for line in staged}
+    if len(named) > 1:
+        lines = [Line2D([], [], color=color, linewidth=3) for color in named.values()]
+        width = int(10 * figure.get_figwidth())
+        columns = max(1, min(len(named), width // (max(map(len, named)) + 6)))
+        place: Any = "outside lower center"
+        figure.legend(lines, list(named), loc=place, fontsize=9, frameon=False, ncols=columns)

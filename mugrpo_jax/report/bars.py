@@ -1,0 +1,78 @@
+"""Stacked bars of a report, one a stage: how responses ended, and what the time went into."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mugrpo_jax.report.history import PHASES, History
+from mugrpo_jax.report.panel import MOST_BARS, Bars, bin_size, time_unit
+
+
+def finish_reasons(runs: Sequence[History]) -> Bars:
+    """How responses ended, and those that could not be scored."""
+
+    def shares(run: History, stages: Sequence[int]) -> dict[str, float]:
+        records = [record for record in run.generations if record["stage"] in stages]
+        total = sum(record.get("responses", 0) for record in records)
+        if not total:
+            return {}
+        cut = sum(record.get("truncated", 0.0) * record["responses"] for record in records) / total
+        ok = sum(record.get("status", {}).get("ok", record["responses"]) for record in records) / total
+        return {"ended by itself": 1 - cut, "cut at the limit": cut, "not scored": 1 - ok}
+
+    bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
+    if "not scored" not in bars.parts:
+        return bars
+    note = "Responses without a score (timeout, crash, error) stand on top of how they ended."
+    return dataclasses.replace(bars, note=note)
+
+
+def time_spent(runs: Sequence[History]) -> Bars:
+    """What the time of each stage went into."""
+
+    def seconds(run: History, stages: Sequence[int]) -> dict[str, float]:
+        return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
+
+    note = (
+        "Scoring is what generation waited for scores. Switching is everything between the phases: building "
+        "the sampler, checkpoints, this report."
+    )
+    bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
+    unit, factor = time_unit(max((float(sum(stack)) for stack in zip(*bars.parts.values())), default=0.0))
+    parts = {name: values / factor for name, values in bars.parts.items()}
+    return dataclasses.replace(bars, y=unit, parts=parts)
+
+
+def _generated(run: History) -> list[int]:
+    return [record["stage"] for record in run.generations]
+
+
+def _bars(
+    runs: Sequence[History],
+    parts: Callable[[History, Sequence[int]], dict[str, float]],
+    title: str,
+    y: str,
+    *,
+    note: str,
+    stages: Callable[[History], Sequence[int]],
+) -> Bars:
+    groups, found = [], []
+    for i, run in enumerate(runs):
+        for some in _bar_stages(stages(run), max(MOST_BARS // len(runs), 1)):
+            if values := parts(run, some):
+                first, last = some[0], some[-1]
+                label = "start" if last < 0 else f"{first}" if first == last else f"{first}–{last}"
+                groups.append((i, label))
+                found.append(values)
+    names = list(dict.fromkeys(name for values in found for name in values))
+    heights = {name: np.array([values.get(name, 0.0) for values in found]) for name in names}
+    return Bars(title, y, tuple(groups), {k: v for k, v in heights.items() if v.any()}, note=note)
+
+
+def _bar_stages(stages: Sequence[int], most: int) -> list[list[int]]:
+    """The stages that share a bar; what came before the first has its own."""
+    before, numbered = [s for s in stages if s < 0], [s for s in stages if s >= 0]
+    size = bin_size(len(numbered), most)
+    parts = [numbered[start : start + size] for start in range(0, len(numbered), size)]
+    return [before, *parts] if before else parts
