@@ -1,0 +1,128 @@
+"""Figures for papers, and the numbers they draw."""
+
+import numpy as np
+import pytest
+from synthetic import write_run
+
+from mugrpo_jax import report
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.report import colors, figures, panels
+from mugrpo_jax.report.panel import MOST_POINTS, MOST_STAGES, Line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return report.read_run(write_run(tmp_path_factory.mktemp("figures") / "run", stages=3, mu=4))
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return report.read_run(write_run(tmp_path_factory.mktemp("figures") / "long", stages=20, mu=100))
+
+
+def test_the_learning_curve_shows_accuracy_reward_and_stages(run):
+    (axes,) = figures.learning([run]).axes
+    (accuracy,) = (line for line in axes.lines if line.get_marker() == "o")
+    assert list(accuracy.get_xdata()) == [0, 4, 8, 12]
+    assert list(accuracy.get_ydata()) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    (reward,) = (line for line in axes.lines if line.get_linestyle() == "--")
+    assert list(reward.get_xdata()) == list(range(1, 13))
+    assert list(reward.get_ydata()) == pytest.approx([record["reward"] for record in run.updates])
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [5, 9]
+    assert [text.get_text() for text in axes.texts] == ["stage 1", "stage 2"]
+    assert axes.get_xlabel() == "updates" and axes.get_ylabel()
+
+
+def test_wall_clock_is_the_sum_of_what_the_run_took(run):
+    reward, accuracy = panels.learning_by_time([run]).lines
+    assert reward.x[0] == pytest.approx(4.5 + 13 + 0.6) and accuracy.x[0] == pytest.approx(4.5)
+    assert accuracy.x[-1] == pytest.approx(run.seconds)
+
+
+def test_against_staleness_there_is_a_line_for_each_stage(run):
+    panel = panels.effective_sample_size([run])
+    assert [(line.name, line.stage) for line in panel.lines] == [
+        (name, stage) for name in ("tokens", "responses") for stage in range(3)
+    ]
+    assert panel.lines[0].x.tolist() == [0, 1, 2, 3]
+    assert panel.lines[0].y == pytest.approx(np.exp(-np.arange(4) / 4))
+    assert panel.styles == {"tokens": "solid", "responses": "dashed"}
+
+
+def test_reduction_keeps_means_and_extremes_and_says_so(long):
+    reward = panels.learning([long]).lines[0]
+    values = long.values("reward")
+    assert len(reward.x) <= MOST_POINTS and "mean of 4 updates" in panels.learning([long]).note
+    assert reward.y[:2] == pytest.approx([values[:4].mean(), values[4:8].mean()])
+    assert np.nanmin(reward.low) == values.min() and np.nanmax(reward.high) == values.max()
+    panel = panels.vetoed([long])
+    assert len({line.stage for line in panel.lines}) == MOST_STAGES
+    assert {0, 19} <= {line.stage for line in panel.lines} and "12 of 20 stages" in panel.note
+
+
+def test_points_do_not_mix_stages(long):
+    x = panels.learning([long]).lines[0].x
+    edges = np.flatnonzero(np.diff((x - 1) // 100))  # the last point of each stage
+    assert len(edges) == 19 and np.allclose(x[edges], 100 * np.arange(1, 20) - 1.5)
+
+
+def test_every_figure_is_a_function_and_a_file(run, long, tmp_path):
+    report.write_figures([run, long], tmp_path)
+    expected = [maker.__name__ for makers in panels.SECTIONS.values() for maker in makers]
+    assert sorted(path.stem for path in tmp_path.glob("*.svg")) == sorted(expected)
+    assert all(path.stat().st_size > 5_000 for path in tmp_path.glob("*.png"))
+
+
+def test_several_runs_share_a_figure_in_different_colors(run, long, tmp_path):
+    figure = figures.overview([run, long])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run", "long"]
+    drawn = {line.get_color() for line in figure.axes[0].lines} - {"0.6"}
+    assert drawn == set(colors.COLORS[:2])
+    report.write([run, long], tmp_path / "new" / "overview.png")
+    assert (tmp_path / "new" / "overview.png").stat().st_size > 10_000
+
+
+def test_bars_add_up(run):
+    bars = panels.time_spent([run])
+    assert [label for _, label in bars.groups] == ["start", "0", "1", "2"] and bars.y == "seconds"
+    assert sum(bars.parts.values()) == pytest.approx([sum(p.values()) for p in run.phases.values()])
+    shares = panels.finish_reasons([run])
+    assert shares.parts["cut at the limit"] == pytest.approx([0.1] * 3) and "not scored" not in shares.parts
+
+
+def test_a_run_without_evaluation_or_some_metrics_is_drawn(tmp_path):
+    folder = write_run(tmp_path / "run", mu=4)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if '"evaluation"' not in line))
+    run = report.read_run(folder)
+    for record in run.updates:
+        del record["clipped/tokens"], record["clipped/positive_tokens"], record["drift"]
+    assert "held-out" not in report.summary(run) and panels.clipped([run]).empty
+    assert len(figures.overview([run]).axes) == 3
+
+
+def test_colors_can_be_told_from_both_backgrounds():
+    def luminance(color):
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    def contrast(a, b):
+        high, low = sorted((luminance(a), luminance(b)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    stages = [colors.ramp(i / 11) for i in range(12)]
+    for color in (*colors.COLORS, *stages):
+        assert contrast(color, "#f6f7f9") >= 3 and contrast(color, "#1d2027") >= 3, color
+    assert len(set(stages)) == 12
+
+
+def test_colors_name_the_run_or_the_stage():
+    line = Line(1, "x", np.zeros(1), np.zeros(1), stage=3, age=0.0)
+    assert colors.line_color(line, runs=1) == colors.ramp(0.0)
+    assert colors.line_color(line, runs=2) == colors.COLORS[1] and colors.line_strength(line, runs=2) < 0.5
+
+
+def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"report.txt: .txt; possible: .html, .png, .svg, .pdf"):
+        report.write([run], tmp_path / "report.txt")
