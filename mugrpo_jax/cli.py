@@ -101,6 +101,7 @@ def _add_train(commands: Any) -> None:
     )
     _config_arguments(train)
     _out_argument(train)
+    _host_arguments(train)
     train.add_argument("--dry-run", action="store_true", help="print the plan and stop")
 
 
@@ -115,6 +116,7 @@ def _add_sft(commands: Any) -> None:
     )
     _config_arguments(sft)
     _out_argument(sft)
+    _host_arguments(sft)
 
 
 def _add_replay(commands: Any) -> None:
@@ -131,6 +133,7 @@ def _add_replay(commands: Any) -> None:
     _override_arguments(replay)
     replay.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
     replay.add_argument("--out", type=Path, required=True, help="the new run's folder")
+    _host_arguments(replay)
     replay.add_argument("--dry-run", action="store_true", help="print the plan and stop")
 
 
@@ -167,6 +170,42 @@ def _out_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME_OF_THE_CONFIG)")
 
 
+def _host_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a run on several hosts."""
+    hosts = parser.add_argument_group(
+        "several hosts", "the same command on each; SLURM, Open MPI and TPU slices need none of these"
+    )
+    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0, port of your choice")
+    hosts.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    hosts.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    hosts.add_argument(
+        "--host-timeout",
+        type=float,
+        default=100.0,
+        metavar="SECONDS",
+        help="how long to wait for the others, and for their next sign of life (default: 100)",
+    )
+
+
+def _hosts(arguments: argparse.Namespace) -> Any:
+    """The context in which a command runs on all its hosts; the environment may name them too."""
+    from mugrpo_jax import distributed
+
+    return distributed.hosts(
+        arguments.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
+        _integer("JAX_NUM_PROCESSES") if arguments.processes is None else arguments.processes,
+        _integer("JAX_PROCESS_ID") if arguments.process is None else arguments.process,
+        timeout_s=arguments.host_timeout,
+    )
+
+
+def _integer(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if text is not None and not text.isdigit():
+        raise ValueError(f"environment variable {variable}: expected a number, got {text!r}")
+    return None if text is None else int(text)
+
+
 def _load(arguments: argparse.Namespace) -> "RunConfig":
     from mugrpo_jax import config as configs
 
@@ -178,7 +217,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    _run(_load(arguments), _folder(arguments), dry=arguments.dry_run)
+    with _hosts(arguments):
+        _run(_load(arguments), _folder(arguments), dry=arguments.dry_run)
 
 
 def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
@@ -200,17 +240,19 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
 def _sft(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import stages
 
-    stages.warm_start(_load(arguments), _folder(arguments))
+    with _hosts(arguments):
+        stages.warm_start(_load(arguments), _folder(arguments))
 
 
 def _replay(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import config as configs
     from mugrpo_jax.run import read_config
 
-    read_config(arguments.source)  # a folder that is no run is named as such
     replay = [f"replay.run={arguments.source.resolve()}", f"replay.stage={arguments.stage}"]
-    config = configs.load(arguments.source / "config.yaml", [*arguments.overrides, *replay])
-    _run(config, arguments.out, dry=arguments.dry_run)
+    with _hosts(arguments):
+        read_config(arguments.source)  # a folder that is no run is named as such
+        config = configs.load(arguments.source / "config.yaml", [*arguments.overrides, *replay])
+        _run(config, arguments.out, dry=arguments.dry_run)
 
 
 def _plan(arguments: argparse.Namespace) -> None:

@@ -177,6 +177,9 @@ class MeshShape(Section):
     data: int = key(1, "copies of the model")
     fsdp: int = key(-1, "devices that share one copy's parameters and split the batch")
     tensor: int = key(1, "devices that split heads, MLP and vocabulary")
+    sampling_tensor: int = key(
+        1, "devices of one host that split the weights in sampling; each host samples on its own", least=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, replay, training
 from mugrpo_jax.collect import ShardCollector
 from mugrpo_jax.config import ConfigError, RunConfig
@@ -47,15 +48,17 @@ class Job:
     @classmethod
     def open(cls, config: RunConfig, folder: Path, stop: StopRequest) -> "Job":
         """Load the model and the task, and claim the folder."""
-        check_trackers(config)
-        if config.replay.run is not None:
-            replay.rollouts(config)
-        task = load_task(config.task.name, **config.task.options)
-        if not len(task.train):
-            raise ConfigError(f"task {task.name}: no training problems")
-        policy, params = load_policy(config)
+        distributed.check_same("config", configs.to_dict(config))
+        with distributed.together("load"):
+            check_trackers(config)
+            if config.replay.run is not None:
+                replay.rollouts(config)
+            task = load_task(config.task.name, **config.task.options)
+            if not len(task.train):
+                raise ConfigError(f"task {task.name}: no training problems")
+            policy, params = load_policy(config)
         return cls(
-            run=RunFolder(folder, config),  # last: a config that cannot be run claims no folder
+            run=_claim(folder, config),  # last: a config that cannot be run claims no folder
             policy=policy,
             params=params,
             task=task,
@@ -72,7 +75,7 @@ class Job:
         self._resources = contextlib.ExitStack()
         self._report = LiveReport(self.run.folder, self.policy)
         self._resources.callback(self._report.finish)
-        for tracker in open_trackers(self.config, self.run.folder):
+        for tracker in open_trackers(self.config, self.run.folder) if jax.process_index() == 0 else ():
             self.run.journal.follow(tracker)
             self._resources.callback(tracker.close)
         self._resources.callback(self.checkpoints.close)
@@ -473,6 +476,17 @@ class Job:
             scores[response.index][response.sample] = score.value
             status[score.status] += 1
         return {"scores": scores, "status": status}
+
+
+def _claim(folder: Path, config: RunConfig) -> RunFolder:
+    """The folder of the run; the first host makes it before the others look."""
+    run: RunFolder | None = None
+    for turn in (True, False):
+        with distributed.together("claim"):
+            if turn == (jax.process_index() == 0):
+                run = RunFolder(folder, config)
+    assert run is not None
+    return run
 
 
 @functools.lru_cache(maxsize=2)

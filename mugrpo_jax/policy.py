@@ -2,17 +2,17 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh
 
 from mugrpo_jax import tasks
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import ModelConfig, make_mesh
+from mugrpo_jax.models import ModelConfig, cast, make_mesh
 from mugrpo_jax.models.loading import (
     LoadedModel,
     load_model,
@@ -21,6 +21,7 @@ from mugrpo_jax.models.loading import (
     tiny_model,
     tiny_shape,
 )
+from mugrpo_jax.models.sharding import MESH_AXES, param_sharding
 from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, plan_sampler
@@ -91,11 +92,54 @@ class Policy:
 
     def sampler(self, params: Any) -> Sampler:
         """A sampler with these weights; close it before the updates start."""
-        if jax.process_count() > 1:
-            whole = NamedSharding(self.mesh, P())
-            gathered = jax.jit(lambda tree: tree, out_shardings=whole)(params)
-            params = jax.tree.map(lambda leaf: leaf.addressable_data(0), gathered)
-        return Sampler(self.graphdef, params, self.sampler_plan, self.programs)
+        plan = self.sampler_plan
+        if plan.mesh is not None:
+            params = _copy_on_host(params, plan.mesh, plan.dtype)
+        return Sampler(self.graphdef, params, plan, self.programs)
+
+
+_cast = jax.jit(cast, static_argnames="dtype")
+
+
+def _copy_on_host(params: Any, mesh: Mesh, dtype: Any) -> Any:
+    """A whole copy of the weights on this host's devices, split over `tensor` as its `mesh` says.
+
+    They are cast while still spread over all devices of the run, so that few bytes travel, and no device
+    ever holds more than its part of the copy.
+    """
+    weights = _cast(params, dtype=dtype)
+    placed = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), weights))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.make_array_from_single_device_arrays(
+            leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
+        ),
+        placed,
+        param_sharding(mesh, weights),
+    )
+
+
+def _sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
+    """This host's devices, as copies of the weights × devices that share one; None for a lone device."""
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(local) % tensor:
+        raise ConfigError(
+            f"mesh.sampling_tensor: {tensor} does not divide the {len(local)} devices of a host"
+        )
+    if jax.process_count() == 1:
+        return None if len(local) == 1 else make_mesh(data=-1, tensor=tensor, devices=local)
+    return _rows_of(sorted(local, key=lambda device: device.id), tensor)
+
+
+def _on_all_hosts(mesh: Mesh) -> Mesh:
+    """What `_sampling_mesh` gave each host, as one mesh."""
+    if jax.process_count() == 1:
+        return mesh
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    return _rows_of(devices, mesh.shape["tensor"])
+
+
+def _rows_of(devices: Sequence[jax.Device], tensor: int) -> Mesh:
+    return Mesh(np.asarray(devices).reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def step_options(config: RunConfig) -> StepOptions:
@@ -125,13 +169,12 @@ def sampler_plan(
 ) -> SamplerPlan:
     """Sizes of the sampler on this host's devices; `memory` is what is free on each, None asks."""
     sampling = config.sampling
-    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     return plan_sampler(
         model,
         max_prompt=sampling.max_prompt_tokens,
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
         slots=sampling.slots,
-        mesh=None if len(local) == 1 else make_mesh(data=len(local), devices=local),
+        mesh=_sampling_mesh(mesh, config.mesh.sampling_tensor),
         dtype=jnp.dtype(config.model.sampling_dtype),
         memory=memory,
     )

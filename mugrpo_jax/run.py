@@ -14,6 +14,7 @@ import jax
 import yaml
 
 from mugrpo_jax import config as configs
+from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.environment import environment
 from mugrpo_jax.trackers import Tracker
@@ -45,7 +46,7 @@ class RunFolder:
         here = configs.to_dict(self.config)
         if path.exists():
             there = yaml.safe_load(path.read_text())
-            same = dict.fromkeys(configs.ONLOOKERS)
+            same = dict.fromkeys((*configs.ONLOOKERS, "mesh"))  # a run may continue on other devices
             differing = configs.differing_keys(there | same, here | same)
             if differing:
                 raise ConfigError(
@@ -54,6 +55,8 @@ class RunFolder:
                 )
         elif jax.process_index() == 0:
             _replace(path, yaml.safe_dump(here, sort_keys=False))
+        else:
+            raise ConfigError(f"{path}: not seen from here; --out must be on storage that all hosts share")
 
     def stage_folder(self, stage: int) -> Path:
         """Where the rollouts of a stage are."""
@@ -160,6 +163,7 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._handle)
+        distributed.share(self)
         return self
 
     def __exit__(

@@ -118,10 +118,11 @@ class Sampler:
         self.plan = plan
         self.stats = Stats(plan.slots)
         self._graphdef = graphdef
-        weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
-        self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
         shapes = abstract_slots(plan)
-        self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
+        with mesh_of(plan):
+            weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
+            self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
+            self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, shapes.rows)
         self._programs = {} if programs is None else programs
         self._thread = ThreadPoolExecutor(1, "decode")
