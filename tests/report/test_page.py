@@ -26,7 +26,8 @@ INK = """(id, which) => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     for (let i = 0; i < pixels.length; i += 4) {
       const r = pixels[i], g = pixels[i + 1], b = pixels[i + 2], a = pixels[i + 3];
-      const wanted = { first: b > r + 60, second: r > b + 60 }[which] ?? Math.abs(r - b) + Math.abs(r - g) > 60;
+      const blue = b > r + 60, orange = r > b + 60;
+      const wanted = { first: blue, second: orange, all: blue || orange || g > r + 60 }[which];
       if (a > 40 && wanted) ink += 1;
     }
   }

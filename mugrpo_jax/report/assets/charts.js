@@ -3,7 +3,7 @@
 const drawChart = (() => {
   const GREY = "#888888";
   const known = (values) => values.map((value) => (value === null ? NaN : value));
-  const tags = (item) => [`run-${item.run}`];
+  const name = (item) => `run-${item.run}`;  // what belongs to a run is switched off with it
 
   function newFigure(chart, options) {
     const figure = Bokeh.Plotting.figure({
@@ -44,7 +44,7 @@ const drawChart = (() => {
       what: lines.map((line) => line.what),
     } });
     const fields = { xs: { field: "xs" }, ys: { field: "ys" }, line_color: { field: "color" }, line_alpha: { field: "alpha" } };
-    return figure.multi_line({ ...fields, source, line_dash: lines[0].style, line_width: 1.8, tags: tags(lines[0]) });
+    return figure.multi_line({ ...fields, source, line_dash: lines[0].style, line_width: 1.8, name: name(lines[0]) });
   }
 
   function addDots(figure, line) {
@@ -55,18 +55,18 @@ const drawChart = (() => {
     if (line.errors && line.low) {
       figure.add_layout(new Bokeh.Whisker({
         base: { field: "x" }, lower: { field: "low" }, upper: { field: "high" }, source, upper_head: null,
-        lower_head: null, line_color: line.color, line_width: 1.5, tags: tags(line),
+        lower_head: null, line_color: line.color, line_width: 1.5, name: name(line),
       }));
     }
     const colors = { fill_color: line.color, line_color: line.color };
-    return figure.scatter({ x: { field: "x" }, y: { field: "y" }, source, size: line.size, ...colors, tags: tags(line) });
+    return figure.scatter({ x: { field: "x" }, y: { field: "y" }, source, size: line.size, ...colors, name: name(line) });
   }
 
   function addBand(figure, line) {
     const data = { x: known(line.xs), y1: known(line.low), y2: known(line.high) };
     const source = new Bokeh.ColumnDataSource({ data });
     const fields = { x: { field: "x" }, y1: { field: "y1" }, y2: { field: "y2" } };
-    figure.varea({ ...fields, source, fill_color: line.color, fill_alpha: 0.15, tags: tags(line) });
+    figure.varea({ ...fields, source, fill_color: line.color, fill_alpha: 0.15, name: name(line) });
   }
 
   function lineChart(chart) {

@@ -56,10 +56,8 @@
   const hidden = new Set();  // runs that are switched off
 
   function showRuns(figure) {
-    const parts = [...figure.renderers, ...figure.center, ...figure.left, ...figure.below];
-    for (const part of parts) {
-      const tag = (part.tags || []).find((name) => String(name).startsWith("run-"));
-      if (tag) part.visible = !hidden.has(tag.slice(4));
+    for (const part of [...figure.renderers, ...figure.center]) {
+      if (part.name?.startsWith("run-")) part.visible = !hidden.has(part.name.slice(4));
     }
   }
 
