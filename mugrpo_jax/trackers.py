@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
-
 from mugrpo_jax.config import ConfigError, RunConfig, to_dict
 
 Record = Mapping[str, Any]
@@ -51,10 +49,8 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    """The trackers that a config asks for, in the first process of a run."""
+    """The trackers that a config asks for."""
     trackers: list[Tracker] = []
-    if jax.process_index() > 0:
-        return []
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
     if config.tracking.wandb is not None:
