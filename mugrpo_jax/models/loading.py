@@ -114,9 +114,7 @@ def _find(name: str | Path, *files: str) -> Path:
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
-    except (
-        Exception
-    ) as error:  # network, Hub or disk: the user needs the name and the reason
+    except Exception as error:  # network, Hub or disk: the user needs the name and the reason
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
