@@ -1,0 +1,137 @@
+"""The toy of notebooks 1 and 4: eight prompts, nine tokens, and a policy that is two tables.
+
+Four prompts are easy: `short .` is right. Four are hard: `work 1 2 3 4 5 6 .` is right. The policy has a
+table for its first token, one row a prompt, and a table for every other token, one row a *previous token*,
+which all prompts share. So the skill of working something out is learned once, and each prompt decides
+whether to use it. Success is computed exactly; the training is that of any policy.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mugrpo_jax import objectives
+
+TOKENS = ("short", "work", "1", "2", "3", "4", "5", "6", ".")
+PROMPTS, EASY, GROUP, LENGTH = 8, 4, 8, 10
+PROMPTS_PER_UPDATE = 8
+END = len(TOKENS) - 1
+SHORT, WORK = (0, END), (1, 2, 3, 4, 5, 6, 7, END)
+
+_RIGHT = np.full((PROMPTS, LENGTH), END)
+_RIGHT[:EASY, : len(SHORT)], _RIGHT[EASY:, : len(WORK)] = SHORT, WORK
+_NEEDED = np.arange(LENGTH) < np.array([len(SHORT)] * EASY + [len(WORK)] * (PROMPTS - EASY))[:, None]
+
+Policy = dict[str, jax.Array]
+
+
+def first_policy(*, work_easy: float = 0.5, work_hard: float = 0.2, certainty: float = 15.0) -> Policy:
+    """A beginner who knows how to work, and uses it too often on easy prompts and too seldom on hard ones.
+
+    Args:
+      work_easy, work_hard: how often it begins with `work`.
+      certainty: logit of the right next token over the others, in the shared table.
+    """
+    begin = np.full((PROMPTS, len(TOKENS)), -20.0, np.float32)
+    works = np.where(np.arange(PROMPTS) < EASY, work_easy, work_hard)
+    begin[:, 0], begin[:, 1] = np.log(1 - works), np.log(works)
+    follow = np.zeros((len(TOKENS), len(TOKENS)), np.float32)
+    for path in (SHORT, WORK):
+        follow[path[:-1], path[1:]] = certainty
+    return {"begin": jnp.asarray(begin), "follow": jnp.asarray(follow)}
+
+
+def log_probs(policy: Policy, prompts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """`[B, T]`, each token's log-prob given the prompt and the token before it."""
+    logits = jnp.concatenate([policy["begin"][prompts][:, None], policy["follow"][tokens[:, :-1]]], axis=1)
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=2)[..., 0]
+
+
+def sample(policy: Policy, prompts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens, their log-probs and the mask, each `[B, T]`; tokens behind the first `.` are padding."""
+
+    def step(carry: Any, noise: jax.Array) -> Any:
+        logits, done = carry
+        token = jnp.argmax(logits + noise, axis=1)
+        logp = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)[:, 0]
+        return (policy["follow"][token], done | (token == END)), (token, logp, ~done)
+
+    start = (policy["begin"][prompts], jnp.zeros(len(prompts), bool))
+    noise = jax.random.gumbel(key, (LENGTH, len(prompts), len(TOKENS)))
+    _, steps = jax.lax.scan(step, start, noise)
+    return tuple(array.T for array in steps)
+
+
+def rewards(prompts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """1 for the right response to each prompt, 0 for any other."""
+    right, needed = jnp.asarray(_RIGHT)[prompts], jnp.asarray(_NEEDED)[prompts]
+    return ((tokens == right) | ~needed).all(axis=1).astype(jnp.float32)
+
+
+def success(policy: Policy) -> jax.Array:
+    """`[PROMPTS]`, the exact probability of the right response: no sampling, no noise."""
+    logp = log_probs(policy, jnp.arange(PROMPTS), jnp.asarray(_RIGHT))
+    return jnp.exp(jnp.where(_NEEDED, logp, 0.0).sum(axis=1))
+
+
+def rollouts(policy: Policy, updates: int, key: jax.Array) -> dict[str, jax.Array]:
+    """The data of a stage: `[updates, B, ...]`, each response once, groups of 8 to the same prompt."""
+    rows = updates * PROMPTS_PER_UPDATE * GROUP
+    prompts = jnp.repeat(jnp.arange(rows // GROUP) % PROMPTS, GROUP)
+    tokens, logp, mask = sample(policy, prompts, key)
+    advantages = objectives.group_advantages(rewards(prompts, tokens).reshape(-1, GROUP)).reshape(-1)
+    data = {"prompts": prompts, "tokens": tokens, "logp": logp, "mask": mask, "advantages": advantages}
+    return {name: array.reshape(updates, -1, *array.shape[1:]) for name, array in data.items()}
+
+
+@functools.partial(jax.jit, static_argnames=("objective", "updates_per_stage", "stages"))
+def train(
+    objective: Any,
+    learning_rate: jax.Array | float,
+    *,
+    updates_per_stage: int,
+    stages: int,
+    seed: jax.Array | int = 0,
+) -> tuple[Policy, dict[str, jax.Array]]:
+    """Train the first policy in stages; returns the last one and what was measured after every update.
+
+    Measured, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
+    size `ess` of the batch, the size `step` of the update and the `drift` since the stage began.
+    """
+    adam = optax.scale_by_adam(b2=0.9)
+
+    def update(start: Policy, carry: Any, batch: dict[str, jax.Array]) -> Any:
+        policy, state = carry
+
+        def loss(policy: Policy) -> Any:
+            logp = log_probs(policy, batch["prompts"], batch["tokens"])
+            value, metrics = objective(logp, batch["logp"], batch["advantages"], batch["mask"])
+            ess = objectives.effective_sample_size(logp - batch["logp"], batch["mask"])
+            return value, {"ess": ess, "vetoed": metrics.get("vetoed/tokens", 0.0)}
+
+        gradient, found = jax.grad(loss, has_aux=True)(policy)
+        direction, state = adam.update(gradient, state)
+        policy = jax.tree.map(lambda p, d: p - learning_rate * d, policy, direction)
+        solved = success(policy)
+        measured = {
+            "easy": solved[:EASY].mean(),
+            "hard": solved[EASY:].mean(),
+            **found,
+            "step": learning_rate * optax.tree.norm(direction),
+            "drift": optax.tree.norm(jax.tree.map(jnp.subtract, policy, start)),
+        }
+        return (policy, state), measured
+
+    def stage(carry: Any, key: jax.Array) -> Any:
+        behavior = carry[0]  # frozen: it samples everything, then moves away from what it sampled
+        data = rollouts(behavior, updates_per_stage, key)
+        return jax.lax.scan(functools.partial(update, behavior), carry, data)
+
+    policy = first_policy()
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), stages)
+    (policy, _), measured = jax.lax.scan(stage, (policy, adam.init(policy)), keys)
+    return policy, jax.tree.map(lambda array: array.reshape(-1), measured)
