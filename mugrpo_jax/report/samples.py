@@ -117,15 +117,14 @@ def write_samples(scorer: SampleScorer, params: Any, config: RunConfig, stage: S
 
 
 def candidates(groups: Sequence[Group], count: int, advantage: str) -> list[Candidate]:
-    """Best and worst response of each group, groups that teach something first; at most `count`."""
+    """Best and worst response of each group, groups that teach something first, then all others."""
     rewards = np.stack([group.rewards for group in groups])
     advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
-    found = []
-    for i in np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable"):
-        group = groups[i]
-        for j in dict.fromkeys((int(rewards[i].argmax()), int(rewards[i].argmin()))):
-            found.append(Candidate(group, group.rollouts[j], float(advantages[i, j])))
-    return found[:count]
+    order = np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable").tolist()
+    ends = [(i, int(end(rewards[i]))) for i in order for end in (np.argmax, np.argmin)]
+    others = [(i, j) for i in order for j in range(rewards.shape[1])]
+    places = list(dict.fromkeys(ends + others))[:count]
+    return [Candidate(groups[i], groups[i].rollouts[j], float(advantages[i, j])) for i, j in places]
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
