@@ -136,8 +136,12 @@ def _gpu(name: str, kind: str, count: int) -> Topology:
 def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU here to ask about itself
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor one to keep others from
+    if jax.config.jax_platforms == "cpu":
+        # No TPU is used here: the compiler need not ask one about itself, look for its hosts, or lock it.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
     try:
