@@ -315,7 +315,9 @@ def test_generate_writes_responses(run, tmp_path, command):
 def test_report_prints_a_summary_and_draws(run, command):
     code, shown, _ = command("report", run)
     assert code == 0 and "held-out accuracy" in shown
-    assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert command("report", run, "-o", run / "overview.png")[0] == 0
+    assert (run / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
 # -- replay
