@@ -15,6 +15,10 @@ def write(runs: Sequence[History], out: Path, *, figures: Path | None = None) ->
     """Write the report of these runs; the ending of `out` says what it is, `figures` is a folder for all."""
     if out.suffix not in (".html", *_PICTURES):
         raise ConfigError(f"{out}: {out.suffix or 'no ending'}; possible: .html, {', '.join(_PICTURES)}")
+    folders = [run.folder.resolve() for run in runs]
+    for run, folder in zip(runs, folders):
+        if folders.count(folder) > 1:
+            raise ConfigError(f"{run.folder}: given {folders.count(folder)} times; name each run once")
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".html":
         write_page(runs, out)

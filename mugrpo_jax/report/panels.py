@@ -271,23 +271,32 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 
 
 def staleness_law(runs: Sequence[History]) -> Panel:
-    """Where each run stands between S·η and T·η, with the limits reported for unprotected GRPO."""
+    """Where each run stands between S·η and T·η, with the limits reported, and those fitted or measured."""
     positions = [law.position(run) for run in runs]
     lines = [
         Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")
         for i, p in enumerate(positions)
-        if p.lag_times_rate > 0
+        if p.lag_times_rate > 0 and p.updates
     ]
-    note = "Dotted: the limits reported for unprotected GRPO; a method with a veto goes further."
+    marks, levels = [("reported", law.REPORTED.stale)], [("reported", law.REPORTED.horizon)]
+    note = "Dotted: the limits reported for unprotected GRPO"
+    fitted = law.fit(runs)
+    if fitted is not None:
+        marks.append(("fitted", fitted.constants.stale))
+        levels.append(("fitted", fitted.constants.horizon))
+        note += ", and those fitted to these runs"
+    elif len(runs) == 1 and np.isfinite(positions[0].stale_limit):
+        marks.append(("measured", positions[0].stale_limit))
+        note += ", and the S·η at which this run came into trouble"
     return Panel(
-        title="Staleness law",
-        x="S · η",
-        y="T · η",
-        lines=tuple(lines),
-        marks=(("S·η limit", law.REPORTED.stale),),
-        levels=(("T·η limit", law.REPORTED.horizon),),
+        "Staleness law",
+        "S · η",
+        "T · η",
+        tuple(lines),
+        tuple(marks),
+        tuple(levels),
         log="xy",
-        note=note,
+        note=f"{note}.",
     )
 
 

@@ -126,3 +126,19 @@ def test_colors_name_the_run_or_the_stage():
 def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
     with pytest.raises(ConfigError, match=r"report.txt: .txt; possible: .html, .png, .svg, .pdf"):
         report.write([run], tmp_path / "report.txt")
+
+
+def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
+    (panel,) = [panels.staleness_law([run])]
+    assert [label for label, _ in panel.marks] == ["reported", "measured"] and len(panel.levels) == 1
+    assert (panel.lines[0].x[0], panel.lines[0].y[0]) == (pytest.approx(4e-4), pytest.approx(12e-4))
+    other = report.read_run(write_run(tmp_path / "other", stages=3, mu=4, rate=1e-6))
+    panel = panels.staleness_law([run, other])
+    assert (
+        [label for label, _ in panel.marks] == [label for label, _ in panel.levels] == ["reported", "fitted"]
+    )
+
+
+def test_a_run_given_twice_is_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"run: given 2 times; name each run once"):
+        report.write([run, run], tmp_path / "report.html")
