@@ -39,6 +39,22 @@ def math_reward(response: str, problem: Problem) -> float:
     return float(answer is not None and _same(gold, _bare(answer)))
 
 
+def settled_math_reward(response: str, problem: Problem) -> float | None:
+    """`math_reward` where plain numbers and words decide it, in microseconds; None where they do not.
+
+    >>> settled_math_reward("#### 1,200 apples", Problem("1", "", "1200"))
+    1.0
+    >>> settled_math_reward("so \\boxed{x + 1}", Problem("1", "", "1 + x")) is None
+    True
+    """
+    gold = _bare(problem.answer)
+    if len(response) > _TAIL or not gold or (_number(gold) is None and _word(gold) is None):
+        return None
+    answer = final_answer(response)
+    same = False if answer is None else _settled(gold, _bare(answer))
+    return None if same is None else float(same)
+
+
 def same_answer(gold: str, answer: str) -> bool:
     """True if the two answers are equal; `ValueError` if `gold` cannot be read.
 
@@ -128,7 +144,8 @@ def _read_gold(answer: str) -> str:
     return gold
 
 
-def _same(gold: str, answer: str) -> bool:
+def _settled(gold: str, answer: str) -> bool | None:
+    """Whether two answers are the same, where that needs no algebra; None where it does."""
     if gold == answer:
         return True
     if not answer or len(answer) > _LONGEST_ANSWER:
@@ -139,8 +156,12 @@ def _same(gold: str, answer: str) -> bool:
     word = _word(gold)
     if word is not None:
         return word == _letters(answer)
-    if _bases_differ(gold, answer) or _unbalanced(answer):
-        return False
+    return False if _bases_differ(gold, answer) or _unbalanced(answer) else None
+
+
+def _same(gold: str, answer: str) -> bool:
+    if (settled := _settled(gold, answer)) is not None:
+        return settled
     from math_verify import verify
 
     return verify(

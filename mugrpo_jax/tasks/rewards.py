@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from mugrpo_jax.tasks.base import Problem, RewardFunction
 from mugrpo_jax.tasks.countdown import countdown_reward
-from mugrpo_jax.tasks.math_answers import math_reward, vote_answer
+from mugrpo_jax.tasks.math_answers import math_reward, settled_math_reward, vote_answer
 
 
 def exact_reward(response: str, problem: Problem) -> float:
@@ -34,6 +34,11 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
         "math": math_reward,
     }
 )
+
+SETTLED: Mapping[str, Callable[[str, Problem], float | None]] = MappingProxyType(
+    {"math": settled_math_reward}
+)
+"""Rewards that most responses get without the risk of a hang: the rest, None here, goes through the pool."""
 
 ANSWERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {

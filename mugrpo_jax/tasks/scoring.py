@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mugrpo_jax.tasks.base import Problem, RewardFunction
-from mugrpo_jax.tasks.rewards import load_reward
+from mugrpo_jax.tasks.rewards import SETTLED, load_reward
 
 STATUSES = ("ok", "timeout", "crash", "error", "invalid")
 INLINE_REWARDS = ("exact", "arithmetic", "countdown")
@@ -162,6 +162,7 @@ class ScoringPool(Scorer):
             if not value > 0:
                 raise ValueError(f"{name} is {value}; possible: a number above 0")
         super().__init__(failed)
+        self._settled = SETTLED.get(reward)
         load_reward(reward)  # a name that cannot be loaded is an error here, not in a worker
         hello = {"reward": reward, "path": sys.path, "deadline_s": deadline_s, "memory_mb": memory_mb}
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -172,7 +173,12 @@ class ScoringPool(Scorer):
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Queue a response; the future holds its score."""
-        return self._threads.submit(self._score, text, problem)
+        settled = None if self._settled is None else self._settled(text, problem)
+        if settled is None:
+            return self._threads.submit(self._score, text, problem)
+        future: Future[Score] = Future()
+        future.set_result(self._count(Score(settled)))
+        return future
 
     def close(self) -> None:
         """Drop what waits and end the workers."""

@@ -12,6 +12,7 @@ from mugrpo_jax.tasks import (
     math_reward,
     same_answer,
 )
+from mugrpo_jax.tasks.math_answers import settled_math_reward
 
 PAIRS = [(gold, answer, True) for gold, answer in EQUAL] + [(gold, answer, False) for gold, answer in UNEQUAL]
 
@@ -28,6 +29,20 @@ def test_no_verdict_of_the_table_is_wrong(gold, answer, equal):
 @pytest.mark.parametrize(("gold", "response", "right"), RESPONSES)
 def test_the_final_answer_of_a_response_counts(gold, response, right):
     assert math_reward(response, Problem("1", "", gold)) == float(right)
+
+
+def test_what_is_settled_without_algebra_is_the_verdict_and_numbers_always_are():
+    settled = 0
+    cases = [(gold, f"#### {answer}") for gold, answer, _ in PAIRS] + [pair[:2] for pair in RESPONSES]
+    for gold, response in cases:
+        problem = Problem("1", "", gold)
+        found = settled_math_reward(response, problem)
+        settled += found is not None
+        assert found is None or found == math_reward(response, problem)
+    assert settled > 100
+    assert settled_math_reward("1 + 1 = 2\n#### 2", Problem("1", "", "2")) == 1.0
+    assert settled_math_reward("I do not know", Problem("1", "", "2")) == 0.0
+    assert settled_math_reward("9" * 100_000, Problem("1", "", "2")) is None
 
 
 def test_a_boxed_or_marked_answer_gets_the_verdict_of_the_answer():
