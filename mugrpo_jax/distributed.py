@@ -9,10 +9,12 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -32,6 +34,10 @@ _ROUND_S = 1.0  # between two looks at the other hosts
 _WAIT_S = 3600.0  # for slower hosts; one that died is noticed long before
 _NEWS = "mugrpo/news"
 _calls = itertools.count()
+
+
+class Stopped(Exception):
+    """The run was asked to stop (SIGTERM or Ctrl-C), all hosts agreed, and everything is on disk."""
 
 
 @contextlib.contextmanager
@@ -57,20 +63,24 @@ def hosts(
     if global_state.client is None or jax.process_count() == 1:
         yield
         return
-    watcher = _Watcher()
+    watcher, stopped = _Watcher(), None
     try:
-        yield
+        try:
+            yield
+        except Stopped as agreed:
+            stopped = agreed
         gather("end", None)
     except (ValueError, OSError) as error:
         watcher.fail(" ".join(str(error).split()))
-    except jax.errors.JaxRuntimeError:
-        # Most likely another host is gone, and the watcher will say so and end this one.
-        watcher.thread.join(timeout_s + 10)
-        raise
-    except KeyboardInterrupt:
-        watcher.fail("interrupted; the same command on all hosts continues")
-    finally:
-        watcher.ended.set()
+    except BaseException as error:
+        # If another host is gone, which is most likely, the watcher says so and ends this one meanwhile.
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            watcher.thread.join(timeout_s + 10)
+        traceback.print_exc()
+        watcher.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    watcher.ended.set()
+    if stopped is not None:
+        raise stopped
 
 
 def _connect(coordinator: str | None, processes: int | None, process: int | None, timeout_s: float) -> None:
@@ -253,8 +263,11 @@ class _Watcher:
             except jax.errors.JaxRuntimeError as error:
                 if self.ended.is_set():
                     return
-                reason = " ".join(str(error).split("[type.")[0].split())[:200]
-                _end(GONE, f"another host is gone ({reason}); the same command on all hosts continues")
+                silent = re.search(r"Task (\d+) heartbeat timeout", str(error))
+                reason = (
+                    f"process {silent[1]} gives no sign of life" if silent else "the first one is not reached"
+                )
+                _end(GONE, f"another host is gone, {reason}; the same command on all hosts continues")
             if f"{_NEWS}/failed" in news and not self.ended.is_set():
                 _end(2, news[f"{_NEWS}/failed"])
             if f"{_NEWS}/stop" in news and self.stop is not None:

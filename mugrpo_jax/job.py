@@ -211,7 +211,9 @@ class Job:
         started = time.monotonic()
         mine = range(jax.process_index(), stage.shards, jax.process_count())
         missing = stage.missing_shards(mine)
-        seconds = self._generate_shards(state.params, stage, stage_index, missing) if missing else {}
+        seconds: dict[str, float] = {}
+        if any(distributed.gather("missing", bool(missing))):  # weights come from all hosts to any
+            seconds = self._generate_shards(state.params, stage, stage_index, missing)
         self.stop.agree(any(distributed.gather("generated", self.stop.requested)))
         if self.stop.agreed:
             self.save(state, cursor)

@@ -16,12 +16,9 @@ import yaml
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.distributed import Stopped as Stopped
 from mugrpo_jax.environment import environment
 from mugrpo_jax.trackers import Tracker
-
-
-class Stopped(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C) and everything is on disk."""
 
 
 class RunFolder:

@@ -1,4 +1,4 @@
-"""Runs `stages.train` and kills itself at a chosen point: `kill_driver.py CONFIG OUT POINT COUNT`.
+"""Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
 POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end.
 """
@@ -6,12 +6,10 @@ POINT names a moment of the run, COUNT which of its occurrences; `none` runs to 
 import os
 import signal
 import sys
-from pathlib import Path
 
-from mugrpo_jax import config as configs
-from mugrpo_jax import stages
+from mugrpo_jax.cli import main
 from mugrpo_jax.rollouts import store
-from mugrpo_jax.run import Journal, Stopped
+from mugrpo_jax.run import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 
@@ -45,12 +43,8 @@ POINTS = {
 }
 
 if __name__ == "__main__":
-    config, out, point, count = sys.argv[1:5]
-    number = signal.SIGTERM if "term" in sys.argv[5:] else signal.SIGKILL
+    (point, count, *more), command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     if point != "none":
         owner, name, after = POINTS[point]
-        at(owner, name, int(count), number, after=after)
-    try:
-        stages.train(configs.load(config), Path(out))
-    except Stopped:
-        sys.exit(75)
+        at(owner, name, int(count), signal.SIGTERM if more else signal.SIGKILL, after=after)
+    sys.exit(main(["train", *command]))

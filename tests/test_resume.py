@@ -53,15 +53,9 @@ def run(
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     driver = Path(__file__).with_name("kill_driver.py")
-    command = [
-        sys.executable,
-        str(driver),
-        str(folder.parent / f"{config}.yaml"),
-        str(folder),
-        point,
-        str(count),
-    ]
-    return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=300)
+    arguments = [point, str(count), *more, "--", str(folder.parent / f"{config}.yaml"), "--out", str(folder)]
+    command = [sys.executable, str(driver), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +117,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(base, tmp_path_factory, ki
 def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     folder = base / "terminated"
     stopped = run(folder, "before an update", 9, "term")
-    assert stopped.returncode == 75, stopped.stderr
+    assert stopped.returncode == 0 and "stopping" in stopped.stdout, stopped.stderr
     assert (
         folder / "checkpoints" / "000005"
     ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`
