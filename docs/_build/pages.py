@@ -1,0 +1,144 @@
+"""Pages of the reference made from the code: the config's keys, the commands, the notebooks."""
+
+import argparse
+import base64
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mugrpo_jax import cli, objectives
+from mugrpo_jax.config import RunConfig
+
+_TABLE = "| key | type | default | meaning |\n|---|---|---|---|"
+
+
+def config_page() -> str:
+    """Every key of a config with its type, default and meaning, and the knobs of every objective."""
+    head = (
+        "# Config\n\nEvery key of a config file and of `key=value` on the command line, as "
+        "[`mugrpo_jax.config`](package.md#configs) defines them. Keys of a section are written with a dot: "
+        "`batch.stages=2`.\n"
+    )
+    return "\n".join([head, *_section(RunConfig, ""), _knobs()])
+
+
+def _section(cls: type, prefix: str) -> Iterator[str]:
+    hints = typing.get_type_hints(cls)
+    plain, nested = [], []
+    for field in dataclasses.fields(cls):
+        # An objective's knobs depend on its name: they have tables of their own.
+        inner = dataclasses.is_dataclass(hints[field.name]) and hints[field.name] is not objectives.ObjectiveConfig
+        (nested if inner else plain).append(field)
+    if plain:
+        yield f"## {prefix.rstrip('.') or 'The run'}\n\n{_first_line(cls)}\n\n{_TABLE}"
+        yield "\n".join(_row(field, hints[field.name], prefix) for field in plain) + "\n"
+    for field in nested:
+        yield from _section(hints[field.name], f"{prefix}{field.name}.")
+
+
+def _row(field: Any, hint: Any, prefix: str) -> str:
+    name = f"{prefix}{field.name}"
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = field.default_factory()
+    least = field.metadata.get("least")
+    meaning = field.metadata["meaning"] + (f"; at least {least:g}" if least is not None else "")
+    if hint is objectives.ObjectiveConfig:
+        name, default, meaning = f"{name}.name", default.name, f"{meaning}; knobs [below](#knobs)"
+    return f"| `{name}` | {_type(hint)} | `{_value(default)}` | {_cell(meaning)} |"
+
+
+def _type(hint: Any) -> str:
+    if hint is objectives.ObjectiveConfig:
+        return "name"
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    optional = len(args) < len(typing.get_args(hint))
+    if optional:
+        return f"{_type(args[0])} or null"
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    return names.get(hint, "keys and values")
+
+
+def _value(value: Any) -> str:
+    return "null" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _first_line(obj: Any) -> str:
+    return (obj.__doc__ or "").split("\n\n")[0].strip()
+
+
+def _knobs() -> str:
+    """The settings of each objective, read from its signature."""
+    lines = [
+        "## knobs\n",
+        "`objective.knobs` takes the settings of the objective that `objective.name` names, for instance",
+        "`objective.knobs={veto: sequence}`. Their meaning is in the [reference](objectives.md).\n",
+        "| objective.name | what it is | knobs and their defaults |\n|---|---|---|",
+    ]
+    for name, function in objectives.OBJECTIVES.items():
+        settings = objectives.ObjectiveConfig(name).settings
+        knobs = ", ".join(f"`{knob}={_value(value)}`" for knob, value in settings.items())
+        lines.append(f"| `{name}` | {_cell(_first_line(function))} | {knobs} |")
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    """Every command with its arguments, as argparse knows them."""
+    parser = cli._parser()
+    parts = ["# Command line", f"{parser.description} `mugrpo COMMAND --help` says the same in a terminal."]
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        parts.append(f"## {name}\n\n{command.description}")
+        usage = " ".join(command.format_usage().removeprefix("usage: ").split())
+        parts.append(f"```text\n{usage}\n```")
+        rows = [_argument(action) for action in command._actions if action.dest != "help"]
+        parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]))
+        example = (command.epilog or "").removeprefix("example:").strip()
+        parts.append(f"```bash\n{example}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _argument(action: argparse.Action) -> str:
+    shown = action.metavar or action.dest
+    if action.option_strings:
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        shown = f"{', '.join(action.option_strings)}{value}"
+    return f"| `{shown}` | {_cell(action.help or '')} |"
+
+
+def notebook_page(path: Path) -> dict[str, str | bytes]:
+    """A notebook as a page of Markdown beside its pictures, by their places in the documentation."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    files: dict[str, str | bytes] = {}
+    parts = []
+    for number, cell in enumerate(cells):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            parts.append(_output(output, f"{path.stem}-{number}", files))
+    return {f"notebooks/{path.stem}.md": "\n\n".join(filter(None, parts)) + "\n", **files}
+
+
+def _output(output: Mapping[str, Any], name: str, files: dict[str, str | bytes]) -> str:
+    """Text as text, pictures as files."""
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        files[f"notebooks/{name}.svg"] = "".join(data["image/svg+xml"])
+        return f"![]({name}.svg)"
+    if "image/png" in data:
+        files[f"notebooks/{name}.png"] = base64.b64decode(data["image/png"])
+        return f"![]({name}.png)"
+    text = "".join(output.get("text", data.get("text/plain", []))).rstrip()
+    return f"```text\n{text}\n```" if text else ""

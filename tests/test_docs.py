@@ -1,0 +1,185 @@
+"""The documentation says what is true: links, commands, flags, config keys, paths and Python blocks are checked."""
+
+import dataclasses
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mugrpo_jax import cli, objectives
+from mugrpo_jax import config as configs
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "_build"))
+hooks = importlib.import_module("hooks")
+pages = importlib.import_module("pages")
+
+GENERATED = {"reference/config.md": pages.config_page(), "reference/commands.md": pages.commands_page()}
+for _notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    GENERATED |= {k: v for k, v in pages.notebook_page(_notebook).items() if k.endswith(".md")}
+GENERATED["notebooks/toy.py"] = ""
+SOURCES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
+TEXTS |= {f"docs/{name}": text for name, text in GENERATED.items()}
+WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs/") not in GENERATED}
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+_LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
+_COMMAND = re.compile(r"(?<![\w/.-])mugrpo +([a-z].*)")
+SECTIONS = {field.name for field in dataclasses.fields(configs.RunConfig)}
+
+
+def blocks(text, *languages):
+    return [body for language, body in _FENCE.findall(text) if language in languages]
+
+
+def prose(text):
+    return _FENCE.sub("", text)
+
+
+def commands(text):
+    """The arguments of every `mugrpo` command in the shell blocks of a text."""
+    for body in blocks(text, "bash", "text"):
+        for line in body.replace("\\\n", " ").splitlines():
+            for found in _COMMAND.findall(re.sub(r"(^|\s)#.*", "", line)):
+                found = re.split(r"\s(?:&&|\||;)", found)[0]
+                # The last line of a quoted script ends with the quote of its beginning.
+                found = found.rstrip("'\"") if (found.count("'") + found.count('"')) % 2 else found
+                if not found.startswith("COMMAND") and "[" not in found:  # a synopsis is no command
+                    yield shlex.split(found)
+
+
+def slugs(text):
+    headings = re.findall(r"^#+ +(.+)$", prose(text), re.M)
+    return {
+        re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
+        for heading in headings
+    }
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name):
+    for link in _LINK.findall(prose(TEXTS[name])):
+        if link.startswith(("http://", "https://")) or link.endswith(".svg"):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / place if place else ROOT / name
+        relative = str(target.resolve().relative_to(ROOT))
+        assert relative in TEXTS or target.exists(), f"{name}: {link}"
+        if anchor.startswith("mugrpo_jax."):
+            module, _, attribute = anchor.rpartition(".")
+            assert hasattr(importlib.import_module(module), attribute), f"{name}: {link}"
+            assert f"::: {module}\n" in TEXTS[relative], f"{name}: {link} is not on that page"
+        elif anchor:
+            assert anchor in slugs(TEXTS[relative]), f"{name}: {link}"
+
+
+@pytest.mark.parametrize("name", [name for name, text in WRITTEN.items() if blocks(text, "python")])
+def test_python_blocks_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, body in enumerate(blocks(WRITTEN[name], "python")):
+        exec(compile(body, f"{name}, block {number}", "exec"), {"__name__": "block"})
+
+
+@pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if list(commands(text))])
+def test_commands_and_their_flags_exist(name):
+    for arguments in commands(TEXTS[name]):
+        try:
+            parsed = cli._parse(arguments)
+        except SystemExit:
+            pytest.fail(f"{name}: mugrpo {shlex.join(arguments)}")
+        configs.load(None, getattr(parsed, "overrides", []))  # keys and values
+        for argument in arguments:
+            if argument.startswith("configs/"):
+                configs.load(ROOT / argument)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_commands_named_in_the_text_exist(name):
+    known = {arguments[0] for arguments in commands(GENERATED["reference/commands.md"])}
+    assert len(known) >= 9
+    for command in re.findall(r"`mugrpo (\w+)", prose(TEXTS[name])):
+        assert command in known | {"COMMAND"}, f"{name}: mugrpo {command}"
+
+
+@pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if blocks(text, "yaml")])
+def test_yaml_blocks_are_configs(name):
+    for body in blocks(TEXTS[name], "yaml"):
+        configs.build(configs.RunConfig, yaml.safe_load(body), name)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_config_keys_named_in_the_text_exist(name):
+    for dotted in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", prose(WRITTEN[name])):
+        section, *rest = dotted.split(".")
+        if section not in SECTIONS or rest[-1] in ("py", "html", "yaml", "json", "train"):
+            continue
+        place = configs.RunConfig()
+        for part in (section, *rest):
+            assert hasattr(place, part), f"{name}: {dotted}"
+            place = getattr(place, part)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_paths_named_in_the_text_exist(name):
+    text = WRITTEN[name]
+    inline = re.findall(r"`((?:configs|scripts|mugrpo_jax|tests|notebooks)/[\w./-]+)", prose(text))
+    shell = [
+        path
+        for body in blocks(text, "bash")
+        for path in re.findall(r"(?:^|\s|/)((?:configs|scripts|notebooks|tests)/[\w./-]+)", body)
+    ]
+    for path in inline + shell:
+        assert (ROOT / path).exists(), f"{name}: {path}"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_extras_that_are_installed_exist(name):
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extras in re.findall(r"(?:mugrpo-jax|'\.)\[([\w,]+)\]", WRITTEN[name]):
+        assert set(extras.split(",")) <= set(known), f"{name}: {extras}"
+
+
+def test_every_key_is_in_the_config_page():
+    def keys(config, prefix=""):
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, objectives.ObjectiveConfig):
+                yield f"{prefix}{field.name}.name"
+            elif dataclasses.is_dataclass(value):
+                yield from keys(value, f"{prefix}{field.name}.")
+            else:
+                yield prefix + field.name
+
+    page = GENERATED["reference/config.md"]
+    wanted = list(keys(configs.RunConfig()))
+    assert len(wanted) > 50 and not [key for key in wanted if f"| `{key}` |" not in page]
+    assert "| `batch.stages` | integer | `4` | generations in the run; at least 1 |" in page
+    for name in objectives.OBJECTIVES:
+        assert f"| `{name}` |" in page
+
+
+def test_every_flag_is_in_the_commands_page():
+    page = GENERATED["reference/commands.md"]
+    shown = cli._parser().format_help()
+    for command in re.findall(r"^    (\w+) ", shown, re.M):
+        section = re.search(rf"^## {command}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+        assert section, command
+        with pytest.raises(SystemExit) as caught:
+            cli._parser().parse_args([command, "--help"])
+        assert caught.value.code == 0
+    assert "--topology" in page and "--coordinator" in page
+
+
+def test_formulas_become_mathml():
+    shown = hooks.on_page_content(
+        r'<span class="arithmatex">\(\rho_t &lt; \tau\)</span> <div class="arithmatex">\[\frac{1}{Z}\]</div>'
+    )
+    assert shown.count("<math") == 2 and "arithmatex" not in shown
+    assert "<mfrac>" in shown and "&lt;" in shown or "&#x0003C;" in shown

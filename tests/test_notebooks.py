@@ -1,0 +1,44 @@
+"""Every notebook runs from top to bottom in a clean kernel; the claims it makes are assertions in its cells."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LARGEST = 300_000
+
+
+def test_there_are_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["1_method", "2_losses", "3_run", "4_staleness"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_outputs_are_small_complete_and_clean(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert path.stat().st_size < LARGEST
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
+    assert any("assert " in cell.source for cell in cells)
+    assert os.fspath(FOLDER.parent) not in path.read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_from_top_to_bottom(path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # the eight devices of the other tests
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        cell.pop("outputs", None)
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
+    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    assert last.execution_count is not None
