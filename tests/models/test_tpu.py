@@ -1,95 +1,99 @@
-"""A 7B model compiles for TPU topologies on a machine without one, with splash attention inside."""
+"""Programs compile for TPU slices on a machine without one, with splash attention inside.
+
+By default a narrow model; `pytest -m slow` compiles the whole plan of every config in configs/targets.
+"""
 
 import importlib.util
+import re
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
+from mugrpo_jax import config as configs
 from mugrpo_jax import models
+from mugrpo_jax.planning import compile_plan, find_topology, plan_run
+from mugrpo_jax.planning.compiled import lowered_programs, topology_mesh
+from mugrpo_jax.planning.hlo import Program
+from mugrpo_jax.planning.programs import _compile
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
 )
 
-QWEN_7B = models.ModelConfig(
-    vocab_size=152064,
-    hidden_size=3584,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
+TARGETS = sorted((Path(__file__).parents[2] / "configs" / "targets").glob("*.yaml"))
+NARROW = models.ModelConfig(
+    vocab_size=2048,
+    hidden_size=512,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
     head_dim=128,
-    intermediate_size=18944,
-    rope_theta=10_000.0,
+    intermediate_size=1024,
     tie_embeddings=False,
     qkv_bias=True,
 )
+CONFIG = configs.build(
+    configs.RunConfig,
+    {
+        "model": {"remat": "full"},
+        "sampling": {"max_prompt_tokens": 256, "max_response_tokens": 256, "slots": 16},
+        "batch": {"tokens_per_micro_batch": 4096},
+        "objective": {"name": "grpo"},
+        "mesh": {"fsdp": 2, "tensor": 2, "sampling_tensor": 2},
+    },
+    "test",
+)
 
 
-@pytest.fixture(scope="module", params=["v5e:4x4", "v5p:2x2x2"])
-def mesh(request):
-    from jax.experimental import topologies
+@pytest.fixture(scope="module", params=["v5e:2x2", pytest.param("v5p:2x2x1", marks=pytest.mark.slow)])
+def compiled(request):
+    """Every program of a run on four chips: its memory and its text."""
+    topology = find_topology(request.param)
+    run = plan_run(CONFIG, NARROW, topology_mesh(CONFIG, topology), device_memory=topology.chip.memory)
+    return {program.name.split()[0]: _compile(program.lower(), topology) for program in lowered_programs(run)}
 
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=request.param).devices
-    return models.make_mesh(fsdp=len(devices) // 2, tensor=2, devices=devices)
+
+def test_an_update_has_splash_attention_and_the_flops_of_its_matrices(compiled):
+    program, text = compiled["update"]
+    assert "splash" in text
+    matrices = NARROW.num_params - NARROW.vocab_size * NARROW.hidden_size  # the embedding is looked up
+    passes = 8 * matrices * 4096 / 4  # forward, forward again, and twice backward
+    heads = NARROW.num_heads * NARROW.head_dim
+    # 11 products over rows of 512 tokens, twice as many as the tokens fill, half of each above the diagonal.
+    attention = NARROW.num_layers * 11 * 2 * heads * 512 * 2 * 4096 / 2 / 4
+    assert Program(text, 4).cost().flops == pytest.approx(passes + attention, rel=0.15)
+    # The gradient is added up in place.
+    assert program.memory_analysis().alias_size_in_bytes >= 4 * matrices / 4
 
 
-def sharded(tree, shardings):
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
+def test_decoding_updates_its_cache_in_place_and_reads_it_once(compiled):
+    program, text = compiled["decode"]
+    cache = models.cache_bytes(NARROW, 16, 512) / 4
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache
+    assert memory.temp_size_in_bytes < cache
+    cost = Program(text, 4).cost()
+    weights = 2 * NARROW.num_params / 2
+    assert cost.flops == pytest.approx(
+        (2 * (NARROW.num_params - NARROW.vocab_size * NARROW.hidden_size) * 16 / 4)
+        + NARROW.num_layers * 4 * 512 * 512 * 16 / 4,
+        rel=0.1,
     )
+    assert cost.bytes < 4 * (weights + cache)
 
 
-def test_forward_and_gradient_compile_with_splash_attention(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
-    shardings = models.param_sharding(mesh, params)
-    rows = mesh.shape["data"] * mesh.shape["fsdp"]
-    tokens = jax.ShapeDtypeStruct((rows, 1024), jnp.int32, sharding=NamedSharding(mesh, P(("data", "fsdp"))))
-
-    def loss(params, tokens):
-        return models.token_logprobs(graphdef, params, tokens, remat="full")[0].sum()
-
-    with jax.set_mesh(mesh):
-        gradient = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
-        compiled = gradient.lower(sharded(params, shardings), tokens).compile()
-    memory = compiled.memory_analysis()
-    weights = QWEN_7B.num_params * 2 / mesh.size
-    assert "splash" in compiled.as_text()
-    assert memory.argument_size_in_bytes < 1.1 * weights
-    assert memory.temp_size_in_bytes < 8e9
-    assert memory.output_size_in_bytes < 1.1 * weights
+def test_prefill_has_splash_attention_and_no_weights_travel(compiled):
+    _, text = compiled["prefill"]
+    assert "splash" in text
+    gathered = [e for e in Program(text, 4).cost().collectives if e.kind == "all-gather"]
+    smallest = NARROW.hidden_size * NARROW.num_kv_heads * NARROW.head_dim
+    assert all(shape.size < smallest for exchange in gathered for shape in exchange.result)
 
 
-def test_decode_step_compiles(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
-    ready = jax.eval_shape(models.decode_params, params)
-    # As the sampler holds them: split over `tensor` alone, so that no step gathers weights.
-    whole = jax.tree.map(
-        lambda s: NamedSharding(mesh, P(*(axis if axis == "tensor" else None for axis in s.spec))),
-        models.param_sharding(mesh, params),
-    )
-    layer = {name: NamedSharding(mesh, P(*s.spec[1:])) for name, s in whole["layers"].items()}
-    shardings = whole | {"layers": [layer] * QWEN_7B.num_layers}
-    rows = 8 * mesh.shape["data"] * mesh.shape["fsdp"]
-    cache = jax.eval_shape(lambda: models.empty_cache(QWEN_7B, rows, 2048))
-    by_row = NamedSharding(mesh, P(("data", "fsdp")))
-    by_head = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor"))
-    cache_shardings = jax.tree.map(lambda leaf: by_head if leaf.ndim == 4 else by_row, cache)
-    with jax.set_mesh(mesh):
-        step = jax.jit(
-            lambda params, cache, tokens: models.decode_step(graphdef, params, cache, tokens, read=1024),
-            donate_argnums=1,
-            out_shardings=(None, cache_shardings),
-        )
-        compiled = step.lower(
-            sharded(ready, shardings),
-            sharded(cache, cache_shardings),
-            jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=by_row),
-        ).compile()
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= models.cache_bytes(QWEN_7B, rows, 2048) / mesh.size  # in place
-    assert memory.temp_size_in_bytes < 4e9
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
+def test_a_target_fits_by_its_own_plan(path):
+    found = re.search(r"--topology (\S+)", path.read_text())
+    plan = compile_plan(configs.load(path), found[1], propose=False)
+    assert plan.fits, str(plan)
+    assert plan.estimate().hours > 0
