@@ -1,4 +1,4 @@
-"""The documentation says what is true: links, commands, flags, config keys, paths and Python blocks are checked."""
+"""The documentation says what is true: its links, commands, config keys, paths and Python blocks."""
 
 import dataclasses
 import importlib
@@ -56,11 +56,9 @@ def commands(text):
 
 
 def slugs(text):
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ +(.+)$", prose(text), re.M)
-    return {
-        re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
-        for heading in headings
-    }
+    return {re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -182,4 +180,4 @@ def test_formulas_become_mathml():
         r'<span class="arithmatex">\(\rho_t &lt; \tau\)</span> <div class="arithmatex">\[\frac{1}{Z}\]</div>'
     )
     assert shown.count("<math") == 2 and "arithmatex" not in shown
-    assert "<mfrac>" in shown and "&lt;" in shown or "&#x0003C;" in shown
+    assert "<mfrac>" in shown and "<mo>&#x0003C;</mo>" in shown

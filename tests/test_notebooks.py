@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom in a clean kernel; the claims it makes are assertions in its cells."""
+"""Every notebook runs from top to bottom in a clean kernel; what it claims, its cells assert."""
 
 import os
 from pathlib import Path
