@@ -257,31 +257,35 @@ class _Watcher:
         _end(2, message)
 
     def _look(self) -> None:
-        for number in itertools.count():
-            try:
-                news = self._exchange(number)
-            except jax.errors.JaxRuntimeError as error:
-                if self.ended.is_set():
-                    return
+        try:
+            for number in itertools.count():
+                self._exchange(number)
+                if failure := self._hear():
+                    _end(2, failure)
+        except jax.errors.JaxRuntimeError as error:
+            if not self.ended.is_set():
                 silent = re.search(r"Task (\d+) heartbeat timeout", str(error))
-                reason = (
-                    f"process {silent[1]} gives no sign of life" if silent else "the first one is not reached"
-                )
-                _end(GONE, f"another host is gone, {reason}; the same command on all hosts continues")
-            if f"{_NEWS}/failed" in news and not self.ended.is_set():
-                _end(2, news[f"{_NEWS}/failed"])
-            if f"{_NEWS}/stop" in news and self.stop is not None:
-                self.stop.requested = True
-            if self.ended.wait(_ROUND_S):
-                return
+                who = f"process {silent[1]} gives no sign of life" if silent else "process 0 is not reached"
+                _end(GONE, f"another host is gone, {who}; the same command on all hosts continues")
 
-    def _exchange(self, number: int) -> dict[str, str]:
-        """Wait for all hosts, which fails when one is gone, and read what there is to know."""
+    def _exchange(self, number: int) -> None:
+        """Wait for all hosts, which fails when one is gone; pass on what was asked of one."""
         client = _client()
         client.wait_at_barrier(f"mugrpo/round-{number}", int(1000 * _WAIT_S))
-        if self.stop is not None and self.stop.requested:
-            client.key_value_set(f"{_NEWS}/stop", "yes", allow_overwrite=True)
-        return dict(client.key_value_dir_get(f"{_NEWS}/"))
+        if self.stop is not None:
+            if self.stop.requested:
+                client.key_value_set(f"{_NEWS}/stop/yes", "", allow_overwrite=True)
+            self.stop.requested |= bool(client.key_value_dir_get(f"{_NEWS}/stop/"))
+
+    def _hear(self) -> str | None:
+        """Why another host fails, if one does before the next round: JAX, which ends this process when the
+        first host dies, leaves no time to come and ask."""
+        try:
+            return _client().blocking_key_value_get(f"{_NEWS}/failed", int(1000 * _ROUND_S))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            return None
 
 
 def _client() -> Any:

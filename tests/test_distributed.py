@@ -74,7 +74,8 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
     for i, (names, flags) in enumerate(processes):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)} "
+            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
             "PYTHONPATH": str(out.parent),
             "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{len(processes)}"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -182,9 +183,14 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
     ):
         codes, shown, seconds = launch(out, by_flags(2), kills={dead: kill})
         assert codes[dead] == -9, (phase, shown)
-        assert codes[1 - dead] not in (0, -9), (phase, shown)
-        assert seconds < 60 + 2 * PATIENCE
-        assert "mugrpo: another host is gone" in shown[1 - dead] or dead == 0, (phase, shown)
+        assert seconds < 120 + 2 * PATIENCE
+        # When the first one dies, JAX may be quicker to end the others, and says so in its own words.
+        assert codes[1 - dead] == distributed.GONE or (codes[1 - dead], dead) == (-6, 0), (
+            phase,
+            codes,
+            shown,
+        )
+        assert f"mugrpo: another host is gone, process {dead}" in shown[1 - dead] or codes[1 - dead] == -6
     # A stop asked of one stops both, after the same update, with a checkpoint.
     codes, shown, _ = launch(out, by_flags(2), kills={1: ["before an update", "1", "term"]})
     assert codes == [0, 0], shown
