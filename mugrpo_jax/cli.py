@@ -275,7 +275,7 @@ def _offline(topology: str) -> None:
     import jax
 
     kind, _, count = topology.partition(":")
-    if kind == "cpu" and count.isdigit():
+    if kind == "cpu" and count.isdigit() and "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", int(count))
     if kind not in ("gpu", "h100", "h200"):  # these are compiled for where they are
         jax.config.update("jax_platforms", "cpu")

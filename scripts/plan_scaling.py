@@ -19,7 +19,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from mugrpo_jax import config as configs
 from mugrpo_jax.planning import CHIPS, Assumptions, find_topology
 from mugrpo_jax.planning.compiled import topology_mesh
-from mugrpo_jax.planning.hlo import COLLECTIVES
+from mugrpo_jax.planning.costs import COLLECTIVES
 from mugrpo_jax.planning.programs import UpdatePrograms, compile_program
 from mugrpo_jax.policy import policy_shape
 

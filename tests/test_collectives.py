@@ -14,7 +14,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.models import logprobs
 from mugrpo_jax.planning import programs as planned
-from mugrpo_jax.planning.hlo import Program
+from mugrpo_jax.planning.costs import Program
 from mugrpo_jax.rollouts import Shape
 from mugrpo_jax.training import step as training_step
 
@@ -35,7 +35,6 @@ CONFIG = configs.build(
     {
         "model": {"compute_dtype": "float32", "remat": "full"},
         "objective": {"name": "grpo"},
-        "track_drift": False,
     },
     "test",
 )

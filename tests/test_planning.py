@@ -19,8 +19,8 @@ from mugrpo_jax.models.loading import load_model, model_shape
 from mugrpo_jax.planning import CHIPS, Assumptions, check_memory, compile_plan, find_topology, plan_run
 from mugrpo_jax.planning import compiled as compiled_plans
 from mugrpo_jax.planning.advice import candidates, nearest_fit
+from mugrpo_jax.planning.costs import Program
 from mugrpo_jax.planning.estimate import seconds
-from mugrpo_jax.planning.hlo import Program
 from mugrpo_jax.planning.programs import largest_shapes
 from mugrpo_jax.rollouts import plan_buckets
 

@@ -10,14 +10,13 @@ of the longest prompts, and decoding with the longest read. Everything is per de
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
 
 from jax.sharding import Mesh
 from tqdm import tqdm
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import ModelConfig, make_mesh
+from mugrpo_jax.planning import show
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology
 from mugrpo_jax.planning.estimate import Assumptions, Seconds, seconds
 from mugrpo_jax.planning.programs import (
@@ -132,7 +131,7 @@ class CompiledPlan:
                 "problem": self.run.problem,
                 "proposal": self.proposal,
                 "memory": dataclasses.asdict(self.run.memory),
-                "programs": [_as_dict(program, self.seconds(program)) for program in self.programs],
+                "programs": [show.as_dict(program, self.seconds(program)) for program in self.programs],
                 "estimate": estimate and dataclasses.asdict(estimate) | {"hours": estimate.hours},
                 "assumptions": dataclasses.asdict(self.assumed),
             },
@@ -140,7 +139,7 @@ class CompiledPlan:
         )
 
     def __str__(self) -> str:
-        return "\n".join([str(self.run), "", *_table(self), "", *_verdict(self)])
+        return "\n".join([str(self.run), "", *show.table(self), "", *show.verdict(self)])
 
 
 def compile_plan(
@@ -250,80 +249,3 @@ def _estimate(plan: CompiledPlan, update: Seconds, apply: Seconds, step: Seconds
         generate_hours=(tokens / decode_tokens + prompts / hosts * per_prompt) / 3600,
         update_hours=run.updates * update_s / 3600,
     )
-
-
-def _as_dict(program: CompiledProgram, time: Seconds | None) -> dict[str, Any]:
-    found = {
-        "name": program.name,
-        "resident": program.resident,
-        "arguments": program.arguments,
-        "outputs": program.outputs,
-        "temporaries": program.temporaries,
-        "peak": program.peak,
-    }
-    if program.cost is None:
-        return found | {"refused": True}
-    kinds = program.cost.by_kind()
-    return found | {
-        "flops": program.cost.flops,
-        "bytes": program.cost.bytes,
-        "collectives": {kind: {"count": n, "bytes": sent} for kind, (n, sent) in kinds.items()},
-        "seconds": time and dataclasses.asdict(time),
-    }
-
-
-def _table(plan: CompiledPlan) -> list[str]:
-    header = [
-        "program",
-        "beside",
-        "arguments",
-        "outputs",
-        "temporary",
-        "peak",
-        "FLOPs",
-        "traffic",
-        "messages",
-    ]
-    rows: list[Sequence[str]] = [header]
-    for program in plan.programs:
-        sizes = [program.resident, program.arguments, program.outputs, program.temporaries, program.peak]
-        cost = program.cost
-        costs = [f"{cost.flops:.3g}", human(cost.bytes), _messages(program)] if cost else ["refused", "", ""]
-        rows.append([program.name, *map(human, sizes), *costs])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def _messages(program: CompiledProgram) -> str:
-    kinds = program.cost.by_kind() if program.cost else {}
-    return ", ".join(f"{n} × {kind} {human(sent)}" for kind, (n, sent) in kinds.items()) or "none"
-
-
-def _verdict(plan: CompiledPlan) -> list[str]:
-    chip, estimate = plan.topology.chip, plan.estimate()
-    lines = [f"topology    {plan.topology}"]
-    share = plan.peak / chip.memory
-    lines.append(
-        f"memory      peak {human(plan.peak)} of {human(chip.memory)} ({share:.0%}); programs may use "
-        f"{human(plan.capacity)}"
-    )
-    for program in plan.too_large:
-        lines.append(f"TOO LARGE   {program.name}: {human(program.peak)}")
-    if not plan.fits:
-        proposal = "nothing that was tried fits; take more devices"
-        if plan.proposal is not None:
-            proposal = "it fits with " + " ".join(plan.proposal)
-        lines.append(f"proposal    {proposal}")
-    if estimate is None:
-        return lines
-    bound = {p.name.split()[0]: time.bound for p in plan.programs if (time := plan.seconds(p))}
-    return [
-        *lines,
-        f"update      {estimate.update:.3g} s ({estimate.update_tokens:,.0f} tokens/s), bound by "
-        f"{bound['update']}",
-        f"generation  {1e3 * estimate.step:.3g} ms a step ({estimate.decode_tokens:,.0f} tokens/s), bound by "
-        f"{bound['decode']}",
-        f"run         {estimate.hours:.3g} hours: {estimate.generate_hours:.3g} generating, "
-        f"{estimate.update_hours:.3g} updating; evaluation, loading and checkpoints come on top",
-        f"assumed     {plan.assumed}",
-    ]

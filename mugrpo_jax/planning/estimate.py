@@ -3,7 +3,7 @@
 import dataclasses
 
 from mugrpo_jax.planning.chips import Chip
-from mugrpo_jax.planning.hlo import Cost
+from mugrpo_jax.planning.costs import Cost
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.planning.chips import Topology
-from mugrpo_jax.planning.hlo import Cost, Program
+from mugrpo_jax.planning.costs import Cost, Program
 from mugrpo_jax.policy import step_options, update_buckets
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan

@@ -190,5 +190,6 @@ def _apply(
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:
-    dot = sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    # Not `vdot`: it flattens its arguments, which gathers them on every device.
+    dot = sum((x * y).sum() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
     return dot / jnp.maximum(optax.tree.norm(a) * optax.tree.norm(b), 1e-30)

@@ -1,0 +1,296 @@
+"""What a compiled program does on one device, read from its text: matrix products, memory traffic, messages.
+
+The compiler's own cost analysis counts the body of a loop once, and a model scanned over its layers is one
+loop. Here every loop whose length is known counts as often as it runs; one whose length is decided at run
+time, such as the decode loop, counts once, so that its cost is that of a step.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mugrpo_jax.planning.hlo import Instruction, Shape, parse
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_CALLS = re.compile(r"\b(calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_FREE = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
+    | {"replica-id", "while", "conditional", "call", "opt-barrier", "domain"}
+)
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand holds what is written
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """An exchange between devices.
+
+    Attributes:
+      kind: one of `COLLECTIVES`.
+      result: its output, or outputs.
+      group: devices that take part.
+      count: how often it runs in one call of the program.
+    """
+
+    kind: str
+    result: tuple[Shape, ...]
+    group: int
+    count: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes each device sends in one run, by the ring algorithms."""
+        whole = sum(shape.bytes for shape in self.result) * (
+            self.group if self.kind == "reduce-scatter" else 1
+        )
+        rounds = {"all-reduce": 2.0, "collective-permute": self.group / max(self.group - 1, 1)}
+        return rounds.get(self.kind, 1.0) * whole * (self.group - 1) / self.group
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one call of a program costs on one device.
+
+    Attributes:
+      flops: of matrix products and of attention kernels.
+      bytes: read from and written to main memory, at least; fusions are taken at their edges.
+      collectives: all exchanges.
+    """
+
+    flops: float
+    bytes: float
+    collectives: tuple[Collective, ...]
+
+    @property
+    def sent(self) -> float:
+        """Bytes sent to other devices."""
+        return sum(c.sent * c.count for c in self.collectives)
+
+    def by_kind(self) -> dict[str, tuple[int, float]]:
+        """How many exchanges of each kind, and the bytes each device sends in them."""
+        kinds = [kind for kind in COLLECTIVES if any(c.kind == kind for c in self.collectives)]
+        return {
+            kind: (
+                sum(c.count for c in self.collectives if c.kind == kind),
+                sum(c.sent * c.count for c in self.collectives if c.kind == kind),
+            )
+            for kind in kinds
+        }
+
+
+class Program:
+    """The computations of a compiled program's text."""
+
+    def __init__(self, text: str, devices: int) -> None:
+        self.devices = devices
+        self.entry, self.computations = parse(text)
+
+    def cost(self) -> Cost:
+        """Of one call."""
+        flops = bytes_ = 0.0
+        collectives: dict[Any, Collective] = {}
+        for instruction, table, count, fused in self._walk(self.entry, 1, False):
+            flops += count * _flops(instruction, table)
+            if not fused:
+                bytes_ += count * self._traffic(instruction, table)
+            if exchange := self._collective(instruction, count):
+                # One that goes on behind several fusions, or steps of a loop, stands in each: by its channel.
+                channel = re.search(r"channel_id=\d+", instruction.attributes)
+                shapes = tuple(shape.dims for shape in exchange.result)
+                key = exchange.kind, shapes, channel[0] if channel else instruction.name
+                if key not in collectives or exchange.count < collectives[key].count:
+                    collectives[key] = exchange
+        return Cost(flops, bytes_, tuple(collectives.values()))
+
+    def _walk(
+        self, name: str, count: int, fused: bool
+    ) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int, bool]]:
+        """Every instruction that runs, the table its operands are in, how often, and whether in a fusion."""
+        table = self.computations[name]
+        for instruction in table.values():
+            if instruction.op == "while":
+                body = dict(_CALLS.findall(instruction.attributes))["body"]
+                yield from self._walk(body, count * self._trips(instruction), fused)
+            elif instruction.op == "fusion" and (scattered := self._fused_reduce_scatter(instruction)):
+                yield scattered, table, count, fused
+            elif instruction.op in ("fusion", "call", "async-start", "conditional"):
+                for called in self._called(instruction):
+                    yield from self._walk(called, count, fused or instruction.op == "fusion")
+            yield instruction, table, count, fused
+
+    def _called(self, instruction: Instruction) -> list[str]:
+        named = [name for _, name in _CALLS.findall(instruction.attributes)]
+        if branches := re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes):
+            named += re.findall(r"%?([\w.\-]+)", branches[1])
+        return [name for name in named if name in self.computations]
+
+    def _trips(self, loop: Instruction) -> int:
+        if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.attributes):
+            return int(known[1])
+        condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
+        table = self.computations[condition[1]] if condition else {}
+        root = _root(table)
+        if root is None or root.op != "compare" or "direction=LT" not in root.attributes:
+            return 1
+        counter, limit = (table.get(name) for name in root.operands)
+        if counter is None or limit is None or limit.op != "constant":
+            return 1
+        index = re.search(r"index=(\d+)", counter.attributes)
+        body = self.computations[dict(_CALLS.findall(loop.attributes))["body"]]
+        return -(-int(limit.attributes) // self._stride(body, int(index[1]) if index else 0))
+
+    def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
+        """By how much a loop's counter grows; more than 1 in a loop that the compiler unrolled."""
+        root = _root(body)
+        added = body.get(root.operands[index]) if root is not None and root.op == "tuple" else None
+        if added is None or added.op not in ("add", "fusion"):
+            return 1
+        inside = self.computations[self._called(added)[0]] if added.op == "fusion" else body
+        sums = [added] if added.op == "add" else [i for i in inside.values() if i.op == "add"]
+        terms = [inside[name] for i in sums for name in i.operands if name in inside]
+        constants = [int(i.attributes) for i in terms if i.op == "constant" and i.attributes.isdigit()]
+        return constants[0] if len(constants) == 1 and constants[0] > 0 else 1
+
+    def _fused_reduce_scatter(self, fusion: Instruction) -> Instruction | None:
+        """TPU programs spell a reduce-scatter as a fusion of an all-reduce and the slice that is kept."""
+        called = next(iter(self._called(fusion)), None)
+        inner = list(self.computations[called].values()) if called else []
+        reduce = next((i for i in inner if i.op == "all-reduce"), None)
+        if reduce is None or fusion.bytes >= reduce.bytes:
+            return None
+        return dataclasses.replace(fusion, op="reduce-scatter", attributes=reduce.attributes)
+
+    def _collective(self, instruction: Instruction, count: int) -> Collective | None:
+        kind = instruction.op.removesuffix("-start")
+        if kind not in COLLECTIVES:
+            return None
+        shapes = instruction.shapes
+        if instruction.op.endswith("-start") and len(shapes) > 1:
+            shapes = (max(shapes, key=lambda shape: shape.bytes),)  # beside its operand and its flags
+        group = 2 if kind == "collective-permute" else _group(instruction.attributes, self.devices)
+        return Collective(kind, shapes, group, count) if group > 1 else None
+
+    def _traffic(self, instruction: Instruction, table: Mapping[str, Instruction]) -> float:
+        if instruction.op in _FREE or instruction.op.endswith(("-done", "-update")):
+            return 0
+        if instruction.op in ("dynamic-slice", "gather", "slice"):
+            return 2 * instruction.main_bytes
+        if instruction.op in _IN_PLACE:
+            return 2 * table[instruction.operands[_IN_PLACE[instruction.op]]].main_bytes
+        operands = [table[name] for name in instruction.operands if name in table]
+        if instruction.op == "fusion":
+            return self._fusion_traffic(instruction, operands)
+        if instruction.op.endswith("-start"):
+            return max((operand.main_bytes for operand in operands), default=0) * 2
+        return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
+
+    def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:
+        """Its operands and outputs; of what is only sliced or updated in place, the slices."""
+        called = next(iter(self._called(fusion)), None)
+        if called is None:
+            return fusion.main_bytes + sum(operand.main_bytes for operand in operands)
+        inside = self.computations[called]
+        parameters = [i for i in inside.values() if i.op == "parameter"]
+        parameters.sort(key=lambda i: int(i.attributes))
+        total = 0.0
+        updates = [i for i in inside.values() if i.op in _IN_PLACE]
+        for parameter, operand in zip(parameters, operands):
+            users = [i for i in inside.values() if parameter.name in i.operands]
+            if users and all(
+                i.op in ("dynamic-slice", "gather") and i.operands[0] == parameter.name for i in users
+            ):
+                total += min(sum(i.bytes for i in users), operand.main_bytes)
+            elif not any(i.bytes == parameter.bytes for i in updates):
+                total += operand.main_bytes
+        written = fusion.main_bytes
+        for update in updates:
+            written -= min(update.bytes, written)
+            written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
+        return total + written
+
+
+def _root(table: Mapping[str, Instruction]) -> Instruction | None:
+    return next((i for i in table.values() if i.root), None)
+
+
+def _flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
+    if instruction.op == "dot":
+        left = table[instruction.operands[0]].shapes[0].dims
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
+        inner = math.prod(left[int(i)] for i in contracted[1].split(",") if i) if contracted else 1
+        return 2.0 * instruction.shapes[0].size * inner
+    if instruction.op == "convolution":
+        return _convolution_flops(instruction, table)
+    if instruction.op == "custom-call":
+        return _kernel_flops(instruction, table)
+    return 0.0
+
+
+def _convolution_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
+    """TPU programs spell matrix products as convolutions, batched ones with the batch as a spatial axis."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    if labels is None:
+        return 0.0
+    left, kernel = (table[name].shapes[0].dims for name in instruction.operands)
+    flops = 2.0 * instruction.shapes[0].size * kernel[labels[2].index("i")]
+    for axis in filter(str.isdigit, labels[3]):
+        outputs = instruction.shapes[0].dims[labels[3].index(axis)]
+        entries, taps = left[labels[1].index(axis)], kernel[labels[2].index(axis)]
+        flops *= _taps(instruction.attributes, int(axis), outputs, entries, taps) / outputs
+    return flops
+
+
+def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> int:
+    """Pairs of an output and a tap along a spatial axis that meet an entry and not padding."""
+
+    def setting(name: str, default: str) -> str:
+        found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_\-]+)", attributes)
+        return found[1].split("x")[axis] if found else default
+
+    stride, spread, dilation = (int(setting(n, "1")) for n in ("stride", "lhs_dilate", "rhs_dilate"))
+    before = int(setting("pad", "0_0").split("_")[0])
+    places = np.arange(outputs)[:, None] * stride + np.arange(taps) * dilation - before
+    return int(((places >= 0) & (places <= (entries - 1) * spread) & (places % spread == 0)).sum())
+
+
+def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
+    """Products of an attention kernel, which the compiler does not see into; causal ones do half of them."""
+    products = next(
+        (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
+    )
+    if not products:
+        return 0.0
+    arrays = [table[name].shapes[0] for name in instruction.operands if name in table]
+    rows = [a for a in arrays if a.dtype in ("bf16", "f16", "f32") and len(a.dims) >= 3]
+    if len(rows) < 2:
+        return 0.0
+    queries, keys = rows[:2]
+    length = max(keys.dims[1:-1])
+    causal = max(queries.dims[1:-1]) == length
+    return products * 2.0 * queries.size * length / (2 if causal else 1)
+
+
+# Matrix products of length × length × width in a kernel, by a part of its name.
+_KERNELS = {
+    "splash_mha_fwd": 2,
+    "splash_mha_dq": 3,
+    "splash_mha_dkv": 4,
+    "fmhaSoftmaxBackward": 5,
+    "fmhaSoftmax": 2,
+}
+
+
+def _group(attributes: str, devices: int) -> int:
+    """How many devices exchange with each other, from the ways in which replica groups are written."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return listed[1].count(",") + 1
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
+        return int(iota[1])
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*? \{('[^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
+    return devices
