@@ -16,7 +16,7 @@ from mugrpo_jax import config as configs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS / "_build"))
+sys.path.insert(0, str(DOCS / "generate"))
 hooks = importlib.import_module("hooks")
 pages = importlib.import_module("pages")
 

@@ -30,7 +30,10 @@ def _section(cls: type, prefix: str) -> Iterator[str]:
     plain, nested = [], []
     for field in dataclasses.fields(cls):
         # An objective's knobs depend on its name: they have tables of their own.
-        inner = dataclasses.is_dataclass(hints[field.name]) and hints[field.name] is not objectives.ObjectiveConfig
+        inner = (
+            dataclasses.is_dataclass(hints[field.name])
+            and hints[field.name] is not objectives.ObjectiveConfig
+        )
         (nested if inner else plain).append(field)
     if plain:
         yield f"## {prefix.rstrip('.') or 'The run'}\n\n{_first_line(cls)}\n\n{_TABLE}"
@@ -117,28 +120,35 @@ def _argument(action: argparse.Action) -> str:
 
 def notebook_page(path: Path) -> dict[str, str | bytes]:
     """A notebook as a page of Markdown beside its pictures, by their places in the documentation."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     files: dict[str, str | bytes] = {}
     parts = []
-    for number, cell in enumerate(cells):
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
+        printed = "".join(map(_text, cell["outputs"])).strip("\n")
+        if printed:
+            parts.append(f"```text\n{printed}\n```")
         for output in cell["outputs"]:
-            parts.append(_output(output, f"{path.stem}-{number}", files))
-    return {f"notebooks/{path.stem}.md": "\n\n".join(filter(None, parts)) + "\n", **files}
+            picture = _picture(output)
+            if picture is not None:
+                suffix, content = picture
+                files[f"notebooks/{path.stem}-{number}.{suffix}"] = content
+                parts.append(f"![]({path.stem}-{number}.{suffix})")
+    return {f"notebooks/{path.stem}.md": "\n\n".join(parts) + "\n", **files}
 
 
-def _output(output: Mapping[str, Any], name: str, files: dict[str, str | bytes]) -> str:
-    """Text as text, pictures as files."""
+def _text(output: Mapping[str, Any]) -> str:
+    if _picture(output) is not None:
+        return ""
+    return "".join(output.get("text", output.get("data", {}).get("text/plain", [])))
+
+
+def _picture(output: Mapping[str, Any]) -> tuple[str, str | bytes] | None:
+    """Suffix and content of a picture."""
     data = output.get("data", {})
     if "image/svg+xml" in data:
-        files[f"notebooks/{name}.svg"] = "".join(data["image/svg+xml"])
-        return f"![]({name}.svg)"
-    if "image/png" in data:
-        files[f"notebooks/{name}.png"] = base64.b64decode(data["image/png"])
-        return f"![]({name}.png)"
-    text = "".join(output.get("text", data.get("text/plain", []))).rstrip()
-    return f"```text\n{text}\n```" if text else ""
+        return "svg", "".join(data["image/svg+xml"])
+    return ("png", base64.b64decode(data["image/png"])) if "image/png" in data else None

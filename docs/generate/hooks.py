@@ -1,4 +1,4 @@
-"""What the documentation is made of beside Markdown: pages from the code and the notebooks, formulas as MathML."""
+"""What the site is made of beside Markdown: pages from code and notebooks, formulas as MathML."""
 
 import html
 import re
