@@ -181,7 +181,9 @@ def decode(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
         model, max_prompt=case.prompt, max_length=case.prompt + case.response, slots=case.slots
     )
     placed = dataclasses.replace(plan, mesh=models.make_mesh(devices=topology.devices))
-    lowered = list(sampler_programs(placed, config, 0))[:2]
+    weights = jax.tree.leaves(models.abstract(model, dtype=plan.dtype)[1])
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in weights)  # the caller's copy, beside the sampler's
+    lowered = list(sampler_programs(placed, config, held))[:2]
     prefill, step = (compile_program(program, topology) for program in lowered)
     time_of_step = _seconds(step, topology)
     predicted: dict[str, Any] = {"peak": max(prefill.peak, step.peak), "step": None}
