@@ -221,3 +221,4 @@ def test_1024_stages_stay_below_the_limit(tmp_path):
     page = report.write_page([report.read_run(folder)], tmp_path / "report.html")
     assert page.stat().st_size < 5_000_000
     assert "12 of 1024 stages are drawn" in page.read_text()
+    assert re.search(r"Samples of \d+ more stages are in the run's folder", page.read_text())
