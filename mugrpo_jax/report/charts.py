@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.report.colors import COLORS, line_color, line_strength
+from mugrpo_jax.report.colors import COLORS, GREY, line_color, line_strength, run_color
 from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
 
 _MOST_DOTS = 64  # more of them hide each other
@@ -28,12 +28,15 @@ def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
         "log": panel.log,
         "y_range": None if panel.low is None else [panel.low, panel.high or 1.08 * highest or 1.0],
         "x_range": None,
-        "marks": panel.marks,
-        "levels": panel.levels,
+        "marks": [
+            {"label": label, "place": x, "run": run, "color": GREY if run is None else run_color(run)}
+            for label, x, run in panel.marks
+        ],
+        "levels": [{"label": label, "place": y, "run": None, "color": GREY} for label, y in panel.levels],
         "lines": [_line(line, names) for line in drawn],
     }
     if panel.log == "xy":  # a map: what is marked on it belongs on it
-        found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x in panel.marks)])
+        found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)])
         found["y_range"] = _around([*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)])
     return found
 

@@ -1,17 +1,16 @@
 """Colours that can be told from a white and from a dark page alike: at least 3 : 1 against both."""
 
-from collections.abc import Sequence
-
 from mugrpo_jax.report.panel import Line
 
 COLORS = ("#2b7fd0", "#d55e00", "#009572", "#c2549b", "#8a68d8", "#a07800", "#7d7d7d")
+GREY = "#888888"  # of what belongs to no run
 _OLD_TO_NEW = ((43, 127, 208), (138, 104, 216), (200, 80, 140), (213, 94, 0))
 
 
 def line_color(line: Line, runs: int) -> str:
     """By run where there are several; else by stage, from blue (first) to orange (last)."""
     if runs > 1 or line.stage is None:
-        return COLORS[line.run % len(COLORS)]
+        return run_color(line.run)
     return ramp(line.age)
 
 
@@ -32,6 +31,6 @@ def ramp(place: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def run_colors(runs: Sequence[object]) -> list[str]:
-    """A colour for each run."""
-    return [COLORS[i % len(COLORS)] for i in range(len(runs))]
+def run_color(run: int) -> str:
+    """The colour of a run, counted from 0."""
+    return COLORS[run % len(COLORS)]

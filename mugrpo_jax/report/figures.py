@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from mugrpo_jax.report import panels
-from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_colors
+from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_color
 from mugrpo_jax.report.history import History, names
 from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
 
@@ -143,8 +143,9 @@ def draw(axes: Axes, panel: Panel | Bars, runs: Sequence[History]) -> None:
         return
     for line in panel.lines:
         _draw_line(axes, line, len(runs))
-    for label, x in panel.marks:
-        axes.axvline(x, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+    for label, x, run in panel.marks:
+        color = "0.6" if run is None else run_color(run)
+        axes.axvline(x, color=color, linewidth=0.8, linestyle=":", zorder=0)
         axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), **_SMALL)
     for label, y in panel.levels:
         axes.axhline(y, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
@@ -231,7 +232,7 @@ def _legend(axes: Axes, handles: Sequence[Line2D]) -> None:
 def _name_colors(figure: Figure, panel: Panel, runs: Sequence[History]) -> None:
     """Which colour is which run or, of one run, which stage; below everything."""
     if len(runs) > 1:
-        named = dict(zip(names(runs), run_colors(runs)))
+        named = dict(zip(names(runs), map(run_color, range(len(runs)))))
     else:
         staged = [line for line in panel.lines if line.stage is not None]
         named = {f"stage {line.stage}": line_color(line, 1) for line in staged}

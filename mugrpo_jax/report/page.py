@@ -15,7 +15,7 @@ import jinja2
 from mugrpo_jax import config as configs
 from mugrpo_jax.report import law, panels
 from mugrpo_jax.report.charts import chart
-from mugrpo_jax.report.colors import COLORS, ramp, run_colors
+from mugrpo_jax.report.colors import COLORS, ramp, run_color
 from mugrpo_jax.report.history import History, names
 from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread, time_unit
 from mugrpo_jax.report.samples import page_samples
@@ -40,7 +40,9 @@ def page(runs: Sequence[History]) -> str:
     fitted = law.fit(runs)
     return template.render(
         title=", ".join(called),
-        runs=[_run(run, name, color) for run, name, color in zip(runs, called, run_colors(runs))],
+        runs=[
+            _run(run, name, color) for run, name, color in zip(runs, called, map(run_color, range(len(runs))))
+        ],
         sections=sections,
         stages=_stage_colors(runs),
         law=[(name, law.advice(run, fitted)) for name, run in zip(called, runs)],

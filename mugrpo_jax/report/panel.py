@@ -60,7 +60,7 @@ class Panel:
     Attributes:
       title, x, y: what the figure and its axes are called.
       lines: what is drawn.
-      marks: labelled places on the x axis, such as the beginnings of stages.
+      marks: labelled places on the x axis, such as the beginnings of stages, and whose they are.
       levels: labelled places on the y axis.
       low, high: ends of the y axis, None to follow the data.
       log: axes with a logarithmic scale: "", "y" or "xy".
@@ -71,7 +71,7 @@ class Panel:
     x: str
     y: str
     lines: tuple[Line, ...]
-    marks: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float, int | None], ...] = ()
     levels: tuple[tuple[str, float], ...] = ()
     low: float | None = None
     high: float | None = None

@@ -39,7 +39,8 @@ def learning_by_time(runs: Sequence[History]) -> Panel:
 
 def _learning(runs: Sequence[History], over: str) -> Panel:
     unit, factor = ("updates", 1.0) if over == "updates" else time_unit(max(run.seconds for run in runs))
-    lines, marks = [], []
+    lines: list[Line] = []
+    marks: list[tuple[str, float, int | None]] = []
     for i, run in enumerate(runs):
         place = run.values("updates" if over == "updates" else "seconds/clock") / factor
         x, y, low, high = reduce(place, run.values("reward"), run_bins(run))
@@ -48,13 +49,14 @@ def _learning(runs: Sequence[History], over: str) -> Panel:
             lines.append(_accuracy(i, run, over, factor))
         if len(run.stage_slices) <= MOST_STAGES:
             starts = [(stage, float(place[part][0])) for stage, part in run.stage_slices.items()]
-            marks += [(f"stage {stage}" if len(runs) == 1 else "", x) for stage, x in starts[1:]]
+            alone = len(runs) == 1
+            marks += [(f"stage {s}" if alone else "", x, None if alone else i) for s, x in starts[1:]]
     return Panel(
         title="Learning" if over == "updates" else "Learning over wall-clock",
         x=unit,
         y="accuracy, reward",
         lines=tuple(lines),
-        marks=tuple(dict.fromkeys(marks)) if len(runs) == 1 or over == "updates" else (),
+        marks=tuple(marks),
         note=_learning_note(runs, over),
     )
 
@@ -278,15 +280,16 @@ def staleness_law(runs: Sequence[History]) -> Panel:
         for i, p in enumerate(positions)
         if p.lag_times_rate > 0 and p.updates
     ]
-    marks, levels = [("reported", law.REPORTED.stale)], [("reported", law.REPORTED.horizon)]
+    marks: list[tuple[str, float, int | None]] = [("reported", law.REPORTED.stale, None)]
+    levels = [("reported", law.REPORTED.horizon)]
     note = "Dotted: the limits reported for unprotected GRPO"
     fitted = law.fit(runs)
     if fitted is not None:
-        marks.append(("fitted", fitted.constants.stale))
+        marks.append(("fitted", fitted.constants.stale, None))
         levels.append(("fitted", fitted.constants.horizon))
         note += ", and those fitted to these runs"
     elif len(runs) == 1 and np.isfinite(positions[0].stale_limit):
-        marks.append(("measured", positions[0].stale_limit))
+        marks.append(("measured", positions[0].stale_limit, None))
         note += ", and the S·η at which this run came into trouble"
     return Panel(
         "Staleness law",

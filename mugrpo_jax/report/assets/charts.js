@@ -1,7 +1,6 @@
 "use strict";
 // One chart of the report, from the data of `charts.py`, with BokehJS. `page.js` calls `drawChart`.
 const drawChart = (() => {
-  const GREY = "#888888";
   const known = (values) => values.map((value) => (value === null ? NaN : value));
   const name = (item) => `run-${item.run}`;  // what belongs to a run is switched off with it
 
@@ -27,12 +26,14 @@ const drawChart = (() => {
     if (renderers.length) figure.add_tools(new Bokeh.HoverTool({ renderers, tooltips, line_policy: "nearest" }));
   }
 
-  function addMark(figure, dimension, label, place) {
-    figure.add_layout(new Bokeh.Span({ location: place, dimension, line_color: GREY, line_dash: "dotted" }));
+  function addMark(figure, dimension, mark) {
+    const { label, place, color } = mark;
+    const span = { location: place, dimension, line_color: color, line_dash: "dotted", name: name(mark) };
+    figure.add_layout(new Bokeh.Span(span));
     if (!label) return;
     const where = dimension === "height" ? { x: place, y: 0, y_units: "screen" } : { x: 0, x_units: "screen", y: place };
     figure.add_layout(new Bokeh.Label({
-      text: label, text_font_size: "10px", text_color: GREY, x_offset: 3, y_offset: 3, ...where,
+      text: label, text_font_size: "10px", text_color: color, x_offset: 3, y_offset: 3, ...where,
     }));
   }
 
@@ -90,8 +91,8 @@ const drawChart = (() => {
     const form = chart.log.includes("x") ? "{0.00e+0}" : "{0.[0000]}";
     addHover(figure, drawn, [["", "@what"], [chart.x, `$snap_x${form}`], [chart.y, `$snap_y${form}`]]);
     addHover(figure, dots, [["", "@what"], [chart.x, `@x${form}`], [chart.y, `@y${form}`]]);
-    for (const [label, x] of chart.marks) addMark(figure, "height", label, x);
-    for (const [label, y] of chart.levels) addMark(figure, "width", label, y);
+    for (const mark of chart.marks) addMark(figure, "height", mark);
+    for (const level of chart.levels) addMark(figure, "width", level);
     if (chart.x === "stage") figure.below[0].ticker.min_interval = 1;
     return figure;
   }
