@@ -4,6 +4,7 @@ import argparse
 import base64
 import dataclasses
 import json
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -102,7 +103,8 @@ def commands_page() -> str:
     for name, command in commands.choices.items():
         parts.append(f"## {name}\n\n{command.description}")
         usage = " ".join(command.format_usage().removeprefix("usage: ").split())
-        parts.append(f"```text\n{usage}\n```")
+        wrapped = textwrap.fill(usage, 96, subsequent_indent="    ", break_on_hyphens=False)
+        parts.append(f"```text\n{wrapped}\n```")
         rows = [_argument(action) for action in command._actions if action.dest != "help"]
         parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]))
         example = (command.epilog or "").removeprefix("example:").strip()

@@ -1,0 +1,30 @@
+"""Docstrings as this package writes them, in the form that the documentation understands.
+
+Examples stand as `>>>` lines without a heading: they become blocks of code. Arguments that belong together
+share a line (`low, high: bounds`): each gets its own, so that types and defaults are found.
+"""
+
+import re
+from typing import Any
+
+import griffe
+
+_EXAMPLE = re.compile(r"(?:^|(?<=\n))>>> .*?(?=\n\s*\n|\Z)", re.S)  # from a prompt up to an empty line
+_TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+): ", re.M)
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites every docstring."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called once for each module, class, function and attribute."""
+        if obj.docstring is None:
+            return
+        text = _EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)
+        obj.docstring.value = _TOGETHER.sub(_apart, text) if obj.is_function else text
+
+
+def _apart(match: re.Match[str]) -> str:
+    indent, names = match[1], match[2].split(", ")
+    lines = [f"{indent}{name}: together with `{names[-1]}`.\n" for name in names[:-1]]
+    return "".join(lines) + f"{indent}{names[-1]}: "
