@@ -44,7 +44,9 @@ def main() -> None:
                 continue
             plan = json.loads(stored.read_text())
         else:
-            plan = json.loads(compile_plan(configs.load(path), topology(path), progress=True).as_json())
+            plan = json.loads(
+                compile_plan(configs.load(path), topology(path), propose=False, progress=True).as_json()
+            )
         if arguments.out:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{path.stem}.json").write_text(json.dumps(plan, indent=1) + "\n")

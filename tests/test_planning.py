@@ -276,6 +276,17 @@ def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch)
         check_memory(large)
 
 
+def test_a_host_of_a_larger_slice_samples_as_a_slice_of_its_own():
+    pytest.importorskip("libtpu")
+    topology = find_topology("v5e:4x4")
+    assert topology.hosts == 4 and len(topology.host_devices()) == 4
+    assert {device.process_index for device in topology.host_devices()} == {0}
+    assert not set(topology.host_devices()) & set(topology.devices)
+    gpus = find_topology("h100:8")
+    assert gpus.hosts == 1 and len(gpus.host_devices()) == 8 and gpus.stand_in == "v5p:2x2x2"
+    assert "an estimate" in str(gpus) and gpus.chip.name == "NVIDIA H100 SXM"
+
+
 # -- bad input
 
 
@@ -299,6 +310,17 @@ def test_an_unknown_topology_is_one_line(topology, message):
     with pytest.raises(ValueError) as caught:
         find_topology(topology)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_refuses_in_one_line(capsys):
+    path = str(ROOT / "configs" / "quickstart.yaml")
+    for arguments, message in (
+        (["--topology", "v9:2x2"], "topology 'v9:2x2': expected KIND:SHAPE"),
+        (["--json"], "--json: only a compiled plan has this form; name a --topology"),
+    ):
+        assert main(["plan", path, *arguments]) == 2
+        shown = capsys.readouterr().err
+        assert message in shown and shown.count("\n") == 1
 
 
 def test_a_mesh_that_does_not_multiply_to_the_devices_is_one_line(config):

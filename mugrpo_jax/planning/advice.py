@@ -57,7 +57,11 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
     """Whether the programs that were too large fit now; every change makes the others smaller too."""
-    wanted = [program for program in lowered_programs(run) if program.name.split()[0] in kinds]
+    wanted = [
+        program
+        for program in lowered_programs(run, plan.topology.host_devices())
+        if program.name.split()[0] in kinds
+    ]
     for program in tqdm(wanted, desc="look for what fits", unit="program", disable=not progress):
         compiled = compile_program(program, plan.topology)
         if compiled.cost is None or compiled.peak > plan.capacity:

@@ -76,6 +76,19 @@ class Topology:
         """Processes that the devices belong to."""
         return len({device.process_index for device in self.devices})
 
+    def host_devices(self) -> Sequence[Any]:
+        """The devices of one host, where each host samples.
+
+        Of a TPU slice with several hosts, as a slice of their own: the compiler knows no programs for a part
+        of a v5e or v6e slice that exchange anything.
+        """
+        local = [d for d in self.devices if d.process_index == self.devices[0].process_index]
+        if len(local) == len(self.devices) or local[0].platform != "tpu":
+            return local
+        kind, _, shape = (self.stand_in or self.name).partition(":")
+        ends = [max(axis) - min(axis) + 1 for axis in zip(*(device.coords for device in local))]
+        return _tpu_devices(self.name, f"{kind}:{'x'.join(map(str, ends[: shape.count('x') + 1]))}")
+
     def __str__(self) -> str:
         hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
         text = f"{len(self.devices)} × {self.chip.name} on {hosts}"

@@ -10,6 +10,8 @@ of the longest prompts, and decoding with the longest read. Everything is per de
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from jax.sharding import Mesh
 from tqdm import tqdm
@@ -176,7 +178,10 @@ def _compiled(
     capacity = int(topology.chip.memory * _USABLE)
     run = plan_run(config, model, mesh, device_memory=capacity)
     bar = tqdm(
-        lowered_programs(run), desc=f"compile for {topology.name}", unit="program", disable=not progress
+        lowered_programs(run, topology.host_devices()),
+        desc=f"compile for {topology.name}",
+        unit="program",
+        disable=not progress,
     )
     programs = []
     for program in bar:
@@ -202,14 +207,16 @@ def check_memory(run: RunPlan) -> None:
             )
 
 
-def lowered_programs(run: RunPlan) -> list[Lowered]:
-    """Everything of a planned run that is worth compiling."""
+def lowered_programs(run: RunPlan, host: Sequence[Any] | None = None) -> list[Lowered]:
+    """Everything of a planned run that is worth compiling; `host` are devices to sample on, if others."""
     updates = UpdatePrograms(run.config, run.model, run.mesh)
     programs = list(updates.lowered())
     if run.sampler is not None:
         sampler = run.sampler
-        if sampler.mesh is None:  # one device: name it, so that it is not this machine's
-            sampler = dataclasses.replace(sampler, mesh=make_mesh(devices=[run.mesh.devices.flat[0]]))
+        if sampler.mesh is None or host is not None:  # a lone device is named, lest it be this machine's
+            devices = host or [run.mesh.devices.flat[0]]
+            mesh = make_mesh(data=-1, tensor=run.config.mesh.sampling_tensor, devices=devices)
+            sampler = dataclasses.replace(sampler, mesh=mesh)
         programs += sampler_programs(sampler, run.config, updates.state_bytes)
     return programs
 
