@@ -28,23 +28,25 @@ def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple
 
 def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
     """Ever stronger changes: to the update where that is too large, to the sampler where that is."""
-    config = plan.run.config
+    config, run = plan.run.config, plan.run
     large = {program.name.split()[0] for program in plan.too_large}
-    sampler = bool(large & {"prefill", "decode"}) or plan.run.sampler is None
-    update = bool(large & {"update", "optimizer"})
     steps: list[str] = []
-    if sampler and plan.run.sampler is not None:
-        slots = plan.run.sampler.slots
-        per_device = 1 if plan.run.sampler.mesh is None else plan.run.sampler.mesh.size
-        while slots // 2 >= per_device and (slots := slots // 2) >= plan.run.sampler.slots // 8:
-            yield (*steps, f"sampling.slots={slots}")
-        steps.append(f"sampling.slots={slots}")
-    if update:
+    if large & {"prefill", "decode"} or run.sampler is None:
+        devices = len(plan.topology.host_devices())
+        slots = config.sampling.slots if run.sampler is None else run.sampler.slots
+        for fewer in [] if slots is None else [slots // part // devices * devices for part in (2, 4, 8)]:
+            if fewer:
+                steps = [f"sampling.slots={fewer}"]
+                yield tuple(steps)
+        tensor = 2 * config.mesh.sampling_tensor
+        while devices % tensor == 0:
+            yield (*steps, f"mesh.sampling_tensor={tensor}")
+            tensor *= 2
+    if large & {"update", "optimizer"}:
         if config.model.remat != "full":
             steps.append("model.remat=full")
             yield tuple(steps)
-        longest = plan.run.buckets.lengths[-1]
-        least = longest * plan.run.buckets.groups
+        least = run.buckets.lengths[-1] * run.buckets.groups
         if config.batch.tokens_per_micro_batch >= 2 * least:
             steps.append(f"batch.tokens_per_micro_batch={least}")
             yield tuple(steps)
