@@ -174,7 +174,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert not [a for a in jax.live_arrays() if id(a) not in before and a.size > 100]
     assert "2 stages × 2 updates = 4 updates" in shown
     assert "generates 16 responses to 4 prompts, at most 272 tokens; trains on 32 responses" in shown
-    assert "micro-batches of rows × tokens: 16 × 32; one compiled program each" in shown
+    assert "micro-batches of 512, 256" in shown and "tokens, in rows of up to 32; compiled" in shown
     assert "8 slots" in shown
     assert command("plan", *arguments) == (0, shown, "")
 
