@@ -28,7 +28,8 @@ def config_page() -> str:
 
 def _section(cls: type, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(cls)
-    plain, nested = [], []
+    plain: list[Any] = []
+    nested: list[Any] = []
     for field in dataclasses.fields(cls):
         # An objective's knobs depend on its name: they have tables of their own.
         inner = (
