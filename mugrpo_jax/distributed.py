@@ -78,7 +78,7 @@ def hosts(
             watcher.thread.join(timeout_s + 10)
         traceback.print_exc()
         watcher.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    watcher.ended.set()
+    watcher.leave()
     if stopped is not None:
         raise stopped
 
@@ -248,6 +248,11 @@ class _Watcher:
         self.thread.start()
         _Watcher.current = self
 
+    def leave(self) -> None:
+        """End the thread, as all hosts do: one that is left waiting disturbs the end of the interpreter."""
+        self.ended.set()
+        self.thread.join()
+
     def fail(self, message: str) -> NoReturn:
         """Tell the other hosts why this one ends, and end."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -259,23 +264,29 @@ class _Watcher:
     def _look(self) -> None:
         try:
             for number in itertools.count():
-                self._exchange(number)
+                if self._exchange(number):
+                    return
                 if failure := self._hear():
                     _end(2, failure)
         except jax.errors.JaxRuntimeError as error:
-            if not self.ended.is_set():
-                silent = re.search(r"Task (\d+) heartbeat timeout", str(error))
-                who = f"process {silent[1]} gives no sign of life" if silent else "process 0 is not reached"
-                _end(GONE, f"another host is gone, {who}; the same command on all hosts continues")
+            silent = re.search(r"Task (\d+) heartbeat timeout", str(error))
+            who = f"process {silent[1]} gives no sign of life" if silent else "process 0 is not reached"
+            _end(GONE, f"another host is gone, {who}; the same command on all hosts continues")
 
-    def _exchange(self, number: int) -> None:
-        """Wait for all hosts, which fails when one is gone; pass on what was asked of one."""
-        client = _client()
+    def _exchange(self, number: int) -> bool:
+        """Wait for all hosts, which fails when one is gone; pass on what was asked of one.
+
+        Whether all have ended: they said so before they met here, so all leave in the same round.
+        """
+        client, ending = _client(), f"{_NEWS}/ended/{number}"
+        if self.ended.is_set():
+            client.key_value_set(f"{ending}/{jax.process_index()}", "")
         client.wait_at_barrier(f"mugrpo/round-{number}", int(1000 * _WAIT_S))
         if self.stop is not None:
             if self.stop.requested:
                 client.key_value_set(f"{_NEWS}/stop/yes", "", allow_overwrite=True)
             self.stop.requested |= bool(client.key_value_dir_get(f"{_NEWS}/stop/"))
+        return len(client.key_value_dir_get(f"{ending}/")) == jax.process_count()
 
     def _hear(self) -> str | None:
         """Why another host fails, if one does before the next round: JAX, which ends this process when the

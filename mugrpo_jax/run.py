@@ -109,8 +109,13 @@ class Journal:
             now = time.monotonic()
             record = record | {"seconds": record.get("seconds", {}) | {"elapsed": now - self._last}}
             self._last = now
-            with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            try:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.path}: cannot be written ({error.strerror}); the same command continues"
+                ) from None
             for tracker in self._trackers:
                 tracker.write(record)
 

@@ -208,7 +208,7 @@ def test_hosts_that_disagree_all_stop_and_name_the_key(place):
     codes, shown, _ = launch(place / "disagree", by_flags(2), own={1: ["seed=7"]})
     assert codes == [2, 2], shown
     for text in shown:
-        assert "mugrpo: hosts disagree on the config: seed (7 there, 0 here)" in text
+        assert "hosts disagree on the config: seed (7 there, 0 here)" in text
     assert not (place / "disagree").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,12 @@ KILLS = [
 
 
 def run(
-    folder: Path, point: str = "none", count: int = 0, *more: str, config: str = "config"
+    folder: Path,
+    point: str = "none",
+    count: int = 0,
+    *more: str,
+    config: str = "config",
+    largest_file: int = resource.RLIM_INFINITY,
 ) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
@@ -55,7 +61,13 @@ def run(
     driver = Path(__file__).with_name("kill_driver.py")
     arguments = [point, str(count), *more, "--", str(folder.parent / f"{config}.yaml"), "--out", str(folder)]
     command = [sys.executable, str(driver), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, preexec_fn=limit
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +138,61 @@ def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     assert_same(folder, base / "whole")
 
 
-def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(base):
-    whole, folder = base / "sparse-whole", base / "sparse-killed"
-    assert run(whole, config="sparse").returncode == 0
-    assert {path.name for path in (whole / "checkpoints").iterdir()} == {"000010", "000012"}
+@pytest.fixture(scope="module")
+def sparse(base):
+    folder = base / "sparse-whole"
+    done = run(folder, config="sparse")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def error(done: subprocess.CompletedProcess) -> str:
+    """The one line of a run that was refused."""
+    assert done.returncode == 2, done.stderr
+    return next(line for line in done.stderr.splitlines() if line.startswith("mugrpo: "))
+
+
+def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(base, sparse):
+    folder = base / "sparse-killed"
+    assert {path.name for path in (sparse / "checkpoints").iterdir()} == {"000010", "000012"}
     assert run(folder, "before an update", 10, config="sparse").returncode == -9
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == "000005"
     committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
     assert len(committed) == 5  # of stages 0 to 4: the one under way at the checkpoint, and two after it
     assert run(folder, config="sparse").returncode == 0
     assert {path: path.stat().st_mtime_ns for path in committed} == committed
-    assert_same(folder, whole)
+    assert_same(folder, sparse)
+
+
+def test_a_damaged_shard_is_named_and_made_again_or_refused(base, sparse):
+    folder = base / "sparse-damaged"
+    assert run(folder, "before the manifest", 2, config="sparse").returncode == -9
+    (shard,) = (folder / "rollouts" / "stage-001").glob("*.arrayrecord")
+    flip(shard)
+    assert run(folder, "before an update", 7, config="sparse").returncode == -9  # regenerated, and gone on
+    first, second = (folder / "rollouts" / f"stage-00{i}" / shard.name for i in (0, 1))
+    second.write_bytes(second.read_bytes()[:-100])
+    message = error(run(folder, config="sparse"))
+    assert f"{second}: its checksum differs from manifest.json" in message
+    second.write_bytes((sparse / "rollouts" / "stage-001" / shard.name).read_bytes())
+    done = run(folder, config="sparse")
+    assert done.returncode == 0 and first.exists(), done.stderr
+    assert_same(folder, sparse)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(base, sparse):
+    folder = base / "sparse-full"
+    message = error(run(folder, config="sparse", largest_file=3000))  # enough for the config
+    assert "/checkpoints/" in message and "File too large" in message
+    message = error(run(folder, config="sparse", largest_file=20_000))  # enough for a checkpoint
+    shard = folder / "rollouts" / "stage-000" / "shard-00000.arrayrecord"
+    assert f"{shard}: cannot be written (" in message and "File too large" in message
+    assert not shard.exists()
+    assert run(folder, config="sparse").returncode == 0
+    assert_same(folder, sparse)

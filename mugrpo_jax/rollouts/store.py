@@ -83,11 +83,14 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(shard)
         temporary = path.with_suffix(".tmp")
-        writer = ArrayRecordWriter(str(temporary), "group_size:1")
-        for group in groups:
-            writer.write(encode(group))
-        writer.close()
-        _flush(temporary)
+        try:
+            writer = ArrayRecordWriter(str(temporary), "group_size:1")
+            for group in groups:
+                writer.write(encode(group))
+            writer.close()
+            _flush(temporary)
+        except (OSError, RuntimeError) as error:  # the writer has no error of its own
+            raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
         summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
         write_json(path.with_suffix(".json"), summary)
         os.replace(temporary, path)
@@ -194,9 +197,14 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is either the old one or the new one, never a part."""
     temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1))
-    _flush(temporary)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1))
+        _flush(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RolloutError(
+            f"{path}: cannot be written ({error.strerror}); the same command continues"
+        ) from None
 
 
 def read_json(path: Path) -> Any:
