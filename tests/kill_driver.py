@@ -1,9 +1,11 @@
 """Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
-POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end.
+POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end. The environment
+variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
 """
 
 import os
+import resource
 import signal
 import sys
 
@@ -43,6 +45,9 @@ POINTS = {
 }
 
 if __name__ == "__main__":
+    if "LARGEST_FILE" in os.environ:
+        largest = int(os.environ["LARGEST_FILE"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     (point, count, *more), command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     if point != "none":
         owner, name, after = POINTS[point]

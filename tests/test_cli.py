@@ -420,10 +420,12 @@ def test_a_reward_that_fails_is_counted_and_the_run_goes_on(
         tmp_path / "run",
         *settings,
         "batch.stages=1",
-        "evaluation.problems=0",
+        "evaluation.problems=2",
     )
     assert code == 0
     (stage,) = journal(tmp_path / "run", "stage")
     assert stage["status"][status] > 0 and sum(stage["status"].values()) == 32
     assert f"{status} × {stage['status'][status]}" in command("rollouts", tmp_path / "run")[1]
     assert len(journal(tmp_path / "run", "update")) == 2
+    counts = [record["status"] for record in journal(tmp_path / "run", "evaluation")]
+    assert all(sum(count.values()) == 2 for count in counts) and (reward == "hangs" or counts[0][status] == 2)

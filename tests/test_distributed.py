@@ -195,7 +195,7 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
     codes, shown, _ = launch(out, by_flags(2), kills={1: ["before an update", "1", "term"]})
     assert codes == [0, 0], shown
     assert sum("stopping" in text for text in shown) >= 1
-    assert max(int(path.name) for path in (out / "checkpoints").iterdir()) < 8
+    assert not (out / "checkpoints" / "000008").exists()
     # What two processes began, one ends, on other devices.
     codes, shown, _ = launch(out, [({}, [])], "mesh.fsdp=2", "mesh.tensor=2", devices=4)
     assert codes == [0], shown
