@@ -31,12 +31,9 @@ from mugrpo_jax.sampling.programs import (
     run_prompts,
 )
 
-# Little effort for the machine code, which takes most of the time and decides neither memory nor messages.
-_TPU_OPTIONS = {
-    "xla_jf_naive_bundle_packer": True,
-    "exec_time_optimization_effort": -1.0,
-    "xla_dump_hlo_as_text": True,
-}
+# Instructions are packed without search: machine code takes most of the time and decides neither memory nor
+# messages. Less effort in general, `exec_time_optimization_effort`, would choose other messages.
+_TPU_OPTIONS = {"xla_jf_naive_bundle_packer": True, "xla_dump_hlo_as_text": True}
 _REFUSED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
