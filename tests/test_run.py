@@ -188,6 +188,7 @@ def test_four_updates_a_stage_are_a_plain_grpo_loop(place, watched, monkeypatch)
     start = jax.device_get(load_policy(config)[1])
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(start), strict=True)]
     assert max(moved) > 0.05
+    assert max(record["clipped/tokens"] for record in records(place / "whole", "update")) > 0
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
