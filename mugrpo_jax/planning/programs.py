@@ -32,7 +32,7 @@ from mugrpo_jax.sampling.programs import (
 )
 
 # Instructions are packed without search: machine code takes most of the time and decides neither memory nor
-# messages. Less effort in general, `exec_time_optimization_effort`, would choose other messages.
+# messages.
 _TPU_OPTIONS = {"xla_jf_naive_bundle_packer": True, "xla_dump_hlo_as_text": True}
 _REFUSED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
