@@ -194,7 +194,9 @@ class Replay(Section):
 class Report(Section):
     """The page that a run writes about itself, `report.html` in its folder."""
 
-    samples: int = key(8, "responses of each stage shown token by token; 0: none", least=0)
+    samples: int = key(
+        8, "responses of a stage (of 64 stages at most) shown token by token; 0: none", least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ objective: {name: grpo}
 optimizer: {learning_rate: 1.0e-2, eps: 1.0e-3, weight_decay: 0.1, grad_clip: 0.5}
 evaluation: {problems: 4}
 checkpoints: {every: 5, keep_best: 0, keep_last: 9}
-report: {samples: 0}
+report: {samples: 4}
 track_drift: false
 """
 

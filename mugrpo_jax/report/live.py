@@ -15,6 +15,7 @@ from mugrpo_jax.report.samples import SampleScorer, write_samples
 from mugrpo_jax.rollouts import Stage
 
 _SHARE = 0.05  # of a run's time that may go into drawing
+_SAMPLED = 64  # stages with samples, at most: a run of a thousand short stages has no time for more
 _FIRST = 30.0  # seconds before the first page
 
 
@@ -34,7 +35,8 @@ class LiveReport:
     def after_stage(self, params: Any, stage_index: int, rollouts: Stage) -> None:
         """Look at the stage that has just ended."""
         config = self.policy.config
-        if config.report.samples:
+        apart = -(-config.batch.stages // _SAMPLED)
+        if config.report.samples and (stage_index + 1) % apart == 0:
             path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
             _try(lambda: write_samples(self._scorer, params, config, rollouts, path))
         if time.monotonic() >= self._quiet_until:

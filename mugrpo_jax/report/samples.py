@@ -146,10 +146,11 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
     """One sample as plain data."""
     settings = config.objective.settings
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
-    log_ratio = (logp - row.rollout.logprobs)[None]
-    kept = objectives.veto_mask(
-        log_ratio, np.array([row.advantage]), np.ones_like(log_ratio), scope=scope, ratio=ratio
-    )
+    log_ratio = logp - row.rollout.logprobs
+    # As long as any response can be: one shape, so nothing is compiled for the next sample.
+    padded, mask = np.zeros((2, 1, max(config.sampling.max_response_tokens, len(logp))), np.float32)
+    padded[0, : len(logp)], mask[0, : len(logp)] = log_ratio, 1
+    kept = objectives.veto_mask(padded, np.array([row.advantage]), mask, scope=scope, ratio=ratio)
     veto = scope != "none" and row.advantage < 0
     return {
         "problem": row.group.problem,
@@ -157,8 +158,8 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
         "pieces": pieces(tokenizer, row.rollout.tokens.tolist()),
         "behavior": _rounded(row.rollout.logprobs),
         "logp": _rounded(logp),
-        "triggers": np.flatnonzero(log_ratio[0] < math.log(ratio)).tolist() if veto else [],
-        "vetoed": np.flatnonzero(~np.asarray(kept[0])).tolist(),
+        "triggers": np.flatnonzero(log_ratio < math.log(ratio)).tolist() if veto else [],
+        "vetoed": np.flatnonzero(~np.asarray(kept)[0, : len(logp)]).tolist(),
         "reward": row.rollout.reward,
         "advantage": round(row.advantage, 4),
         "finish": row.rollout.finish,
