@@ -1,6 +1,6 @@
 """Programs compile for TPU slices on a machine without one, with splash attention inside.
 
-By default a narrow model (test_tpu_7b.py has a whole one); `pytest -m slow` compiles the plans of configs/targets.
+By default a narrow model, and a whole one in test_tpu_7b.py; `pytest -m slow` compiles configs/targets.
 """
 
 import importlib.util
