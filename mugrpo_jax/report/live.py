@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
+from mugrpo_jax import distributed
 from mugrpo_jax.policy import Policy
 from mugrpo_jax.report.history import read_run
 from mugrpo_jax.report.page import write_page
-from mugrpo_jax.report.samples import SampleScorer, write_samples
+from mugrpo_jax.report.samples import SampleScorer, pick_samples, write_samples
 from mugrpo_jax.rollouts import Stage
 
 _SHARE = 0.05  # of a run's time that may go into drawing
@@ -38,7 +39,10 @@ class LiveReport:
         apart = -(-config.batch.stages // _SAMPLED)
         if config.report.samples and (stage_index + 1) % apart == 0:
             path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
-            _try(lambda: write_samples(self._scorer, params, config, rollouts, path))
+            rows = _try(lambda: pick_samples(self._scorer, config, rollouts))
+            # Scoring is a program on all devices: all hosts run it, or none.
+            if all(distributed.gather("samples", rows is not None)):
+                _try(lambda: write_samples(self._scorer, params, config, rows, path))
         if time.monotonic() >= self._quiet_until:
             self._draw()
 
@@ -55,8 +59,9 @@ class LiveReport:
             self._quiet_until = ended + (ended - started) / _SHARE
 
 
-def _try(action: Callable[[], object]) -> None:
+def _try(action: Callable[[], Any]) -> Any:
     try:
-        action()
+        return action()
     except Exception as error:  # a picture is never worth a run
         print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)
+        return None

@@ -95,16 +95,20 @@ def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def write_samples(scorer: SampleScorer, params: Any, config: RunConfig, stage: Stage, path: Path) -> None:
-    """Score some responses of a stage and write the chosen ones; every process takes part, the first writes.
+def pick_samples(scorer: SampleScorer, config: RunConfig, stage: Stage) -> list[Candidate]:
+    """Candidates of a stage, as many as one forward pass holds: best and worst of its first groups."""
+    groups = list(itertools.islice(read_groups(stage), _GROUPS))
+    return candidates(groups, max(config.report.samples, scorer.shape[0]), config.advantage)
 
-    Of the candidates (the best and the worst response to each of the first prompts, as many as one forward
-    pass holds) half are right; of the wrong ones, those with the smallest ratio come first.
+
+def write_samples(
+    scorer: SampleScorer, params: Any, config: RunConfig, rows: Sequence[Candidate], path: Path
+) -> None:
+    """Score candidates and write the chosen ones; every process takes part, the first writes.
+
+    Half of them are right; of the wrong ones, those with the smallest ratio come first.
     """
     count = config.report.samples
-    rows = candidates(
-        list(itertools.islice(read_groups(stage), _GROUPS)), max(count, scorer.shape[0]), config.advantage
-    )
     scored = list(zip(rows, scorer(params, rows)))
     if jax.process_index() == 0:
         samples = [

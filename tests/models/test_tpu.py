@@ -16,9 +16,12 @@ from mugrpo_jax.planning.compiled import lowered_programs, topology_mesh
 from mugrpo_jax.planning.costs import Program
 from mugrpo_jax.planning.programs import _compile
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
+    ),
+    pytest.mark.xdist_group("tpu"),  # its fixtures are made once
+]
 
 TARGETS = sorted((Path(__file__).parents[2] / "configs" / "targets").glob("*.yaml"))
 NARROW = models.ModelConfig(

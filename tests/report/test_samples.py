@@ -12,6 +12,8 @@ from mugrpo_jax.policy import load_policy
 from mugrpo_jax.report import live, samples
 from mugrpo_jax.rollouts import Group, Rollout
 
+pytestmark = pytest.mark.xdist_group("samples")  # its fixtures are made once
+
 CONFIG = [
     "model.source=tiny",
     "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}",
@@ -80,7 +82,7 @@ def test_a_report_that_fails_is_said_and_harms_nobody(config, run, capsys, monke
 
     policy, params = load_policy(config)
     monkeypatch.setattr(live, "write_page", broken)
-    monkeypatch.setattr(live, "write_samples", broken)
+    monkeypatch.setattr(live, "pick_samples", broken)
     monkeypatch.setattr(live, "_FIRST", 0.0)
     reporter = live.LiveReport(run, policy)
     reporter.after_stage(params, 0, None)
