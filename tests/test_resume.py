@@ -14,8 +14,6 @@ import yaml
 
 from mugrpo_jax import rollouts
 
-pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
-
 CONFIG = """
 model:
   source: tiny
