@@ -34,7 +34,7 @@ class Section:
     """Part of a config: its numbers are checked when it is built."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each section is one
             least, value = field.metadata.get("least"), getattr(self, field.name)
             if least is not None and value is not None and value < least:
                 raise ConfigError(f"{field.name}: must be at least {least}, got {value}")

@@ -5,17 +5,16 @@ import dataclasses
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from mugrpo_jax import config as configs
-from mugrpo_jax import distributed, replay, training
+from mugrpo_jax import distributed, progress, replay, training
 from mugrpo_jax.collect import ShardCollector
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.inflight import InFlight
@@ -23,7 +22,7 @@ from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
-from mugrpo_jax.sampling import Request, Sampler, request_seeds
+from mugrpo_jax.sampling import Request, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
 from mugrpo_jax.tasks.scoring import STATUSES, Scorer, make_scorer
 from mugrpo_jax.trackers import check_trackers, open_trackers
@@ -146,7 +145,7 @@ class Job:
             state, cursor = self.checkpoints.restore(targets)
             self.run.journal.rewind(cursor.updates)
             self._saved = cursor.updates
-            _say(f"continuing at stage {cursor.stage}, update {cursor.update}")
+            progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
         self.params = None  # the state owns the weights from here on
         return state, cursor
 
@@ -235,12 +234,15 @@ class Job:
         requests = [self._request(stage_index, i, p, group, temperature) for i, p in problems.items()]
         collector = ShardCollector(stage, {i: problem.id for i, problem in problems.items()}, group)
         title = f"stage {stage_index}: generate"
-        with self.policy.sampler(params) as sampler, _bar(len(requests) * group, title, "resp") as bar:
+        with (
+            self.policy.sampler(params) as sampler,
+            progress.bar(len(requests) * group, title, "resp") as bar,
+        ):
             started = time.monotonic()
             for response in sampler.run(requests):
                 text = self.policy.tokenizer.decode(response.tokens)
                 collector.add(response, self._scorer.submit(text, problems[response.index]))
-                _show_sampling(bar, sampler, collector)
+                progress.show_sampling(bar, sampler, collector)
                 if self.stop.requested:
                     break
             sampled, written = time.monotonic(), collector.write_seconds
@@ -280,11 +282,11 @@ class Job:
             for name in ("sample", "score_wait", "write", "switch")
             if name in seconds
         )
-        _say(
+        progress.say(
             f"stage {stage_index}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
             f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
         )
-        _say_unscored(f"stage {stage_index}", status)
+        progress.say_unscored(f"stage {stage_index}", status)
 
     def _problem(self, stage_index: int, index: int) -> Problem:
         """The training set in a new order on every pass; stages continue where the last one stopped."""
@@ -321,7 +323,9 @@ class Job:
         The device may still be working on it: metrics are read, and recorded, some updates later.
         """
         config, batch = self.config, self.config.batch
-        with _bar(batch.updates_per_stage, f"stage {stage_index}: update", "upd", cursor.update) as bar:
+        with progress.bar(
+            batch.updates_per_stage, f"stage {stage_index}: update", "upd", cursor.update
+        ) as bar:
             self._in_flight = InFlight(functools.partial(self._record_update, bar))
             step = self._step(state)
             stream = UpdateStream(
@@ -364,7 +368,7 @@ class Job:
             "seconds": {"update": seconds},
         }
         self.run.journal.write(record)
-        bar.set_postfix(_headline(record), refresh=False)
+        bar.set_postfix(progress.headline(record), refresh=False)
         bar.update()
         if metrics["skipped"] > self.config.optimizer.max_skipped:
             raise ConfigError(
@@ -392,7 +396,7 @@ class Job:
         total = self.config.warm_start.updates
         start = WarmStart(self.policy, self.params, self.task, self.run.folder / "warm_start")
         self.run.journal.rewind(start.done - total)
-        with contextlib.closing(start), _bar(total, "warm start", "upd", start.done) as bar:
+        with contextlib.closing(start), progress.bar(total, "warm start", "upd", start.done) as bar:
             in_flight = InFlight(functools.partial(self._record_warm_start, bar))
             for metrics in start.updates():
                 in_flight.add(start.done - total, {"loss": metrics["loss"]} | self._ask_to_stop())
@@ -442,8 +446,10 @@ class Job:
                 "seconds": {"evaluate": time.monotonic() - started},
             }
         )
-        _say(f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)")
-        _say_unscored(f"evaluation after {cursor.updates} updates", status)
+        progress.say(
+            f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)"
+        )
+        progress.say_unscored(f"evaluation after {cursor.updates} updates", status)
         self._in_flight.restart()
         return accuracy
 
@@ -463,7 +469,7 @@ class Job:
         waiting = []
         with (
             self.policy.sampler(state.params) as sampler,
-            _bar(len(requests) * self.config.evaluation.samples, title, "resp") as bar,
+            progress.bar(len(requests) * self.config.evaluation.samples, title, "resp") as bar,
         ):
             for response in sampler.run(requests):
                 text = self.policy.tokenizer.decode(response.tokens)
@@ -494,36 +500,3 @@ def _claim(folder: Path, config: RunConfig) -> RunFolder:
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, passes: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, passes)).permutation(count)
-
-
-def _show_sampling(bar: Any, sampler: Sampler, collector: ShardCollector) -> None:
-    bar.update()
-    if bar.n % 64 == 0:
-        reward = f"{collector.reward / collector.scored:.3f}" if collector.scored else "–"
-        rate = sampler.stats.tokens / max(bar.format_dict["elapsed"], 1e-9)
-        occupancy = f"{sampler.stats.occupancy:.0%}"
-        bar.set_postfix({"tok/s": f"{rate:,.0f}", "slots": occupancy, "reward": reward}, refresh=False)
-
-
-def _headline(record: dict[str, Any]) -> dict[str, str]:
-    """The few numbers that matter while a stage is optimised."""
-    chosen = {"reward": "reward", "veto": "vetoed/tokens", "ess": "ess/tokens", "gap": "gap/tokens"}
-    return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
-
-
-def _say_unscored(what: str, status: Mapping[str, int]) -> None:
-    """No zero is silent: answers without an honest score are named."""
-    failed = {name: count for name, count in status.items() if name != "ok" and count}
-    if failed:
-        counts = ", ".join(f"{name} × {count}" for name, count in failed.items())
-        _say(f"{what}: {sum(failed.values())} answers could not be scored and count as 0: {counts}")
-
-
-def _bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
-    quiet = jax.process_index() > 0
-    return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
-
-
-def _say(text: str) -> None:
-    if jax.process_index() == 0:
-        tqdm.write(text)

@@ -6,3 +6,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # parallel test processes compile for TPU
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax  # after its settings
+import pytest
+
+
+@pytest.fixture(scope="module")
+def program_folder(tmp_path_factory):
+    """A folder for the runs of a test file, in which every program that one of them compiles is kept."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {
+        "jax_compilation_cache_dir": str(folder / "programs"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)

@@ -74,23 +74,13 @@ REWARDS = """
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(program_folder):
     """A folder with a config and reward functions; programs compiled once for all runs in it."""
-    folder = tmp_path_factory.mktemp("cli")
+    folder = program_folder
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     (folder / "cli_rewards.py").write_text(textwrap.dedent(REWARDS))
     sys.path.insert(0, str(folder))
-    settings = {
-        "jax_compilation_cache_dir": str(folder / "programs"),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
     yield folder
-    for name, value in before.items():
-        jax.config.update(name, value)
     sys.path.remove(str(folder))
 
 

@@ -235,7 +235,7 @@ def _open(path: Path) -> "gguf.GGUFReader":
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"data is needed beyond its {len(self.data)} bytes")
             if isinstance(self.data, np.memmap):  # slices of a plain view are made much faster
-                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]  # a memmap is one
             return super()._get(offset, dtype, count, override_order)
 
     try:

@@ -54,7 +54,7 @@ def objective(function: F) -> F:
         )
         for name, default in _DEFAULTS.items()
     ]
-    function.__signature__ = signature.replace(parameters=own + shared)  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=own + shared)  # type: ignore[attr-defined]  # for help()
     return function
 
 

@@ -149,7 +149,7 @@ def _gpu(name: str, kind: str, count: int) -> Topology:
 def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
-    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
+    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]  # defined as jax loads
         # No TPU is used here: the compiler need not ask one about itself, look for its hosts, or lock it.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")

@@ -112,10 +112,9 @@ class CompiledPlan:
         update, apply, decode = (self.program(name) for name in ("update", "optimizer", "decode"))
         if update is None or apply is None or decode is None or self.run.sampler is None:
             return None
-        times = [self.seconds(program) for program in (update, apply, decode)]
-        if any(time is None for time in times):
-            return None
-        return _estimate(self, *times)  # type: ignore[arg-type]
+        found = (self.seconds(program) for program in (update, apply, decode))
+        times = [time for time in found if time is not None]
+        return _estimate(self, *times) if len(times) == 3 else None
 
     def as_json(self) -> str:
         """One JSON object with everything that the text shows."""

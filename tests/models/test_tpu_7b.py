@@ -9,23 +9,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
+from mugrpo_jax.models.known import KNOWN_SHAPES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
 )
 
-QWEN_7B = models.ModelConfig(
-    vocab_size=152064,
-    hidden_size=3584,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    intermediate_size=18944,
-    rope_theta=10_000.0,
-    tie_embeddings=False,
-    qkv_bias=True,
-)
+QWEN_7B = KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"]
 
 
 @pytest.fixture(scope="module", params=["v5e:4x4", "v5p:2x2x2"])

@@ -7,23 +7,12 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from mugrpo_jax.models import ModelConfig, make_mesh
+from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models.known import KNOWN_SHAPES
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
 
 GB = 10**9
-QWEN_7B = ModelConfig(
-    vocab_size=152_064,
-    hidden_size=3584,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    intermediate_size=18_944,
-    rope_theta=1e6,
-    tie_embeddings=False,
-    qkv_bias=True,
-    max_positions=32_768,
-)
+QWEN_7B = dataclasses.replace(KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"], max_positions=32_768)
 
 
 def test_slots_follow_the_memory():
