@@ -1,7 +1,8 @@
 """Token log-probabilities from hidden states, in chunks, with a gradient of their own.
 
 Neither pass holds logits of more than one chunk, so peak memory has no `[B, T, V]` in it. What comes out
-are log-probs, not a loss: every objective works on top.
+are log-probs, not a loss: every objective works on top. Positions nobody asks for, such as those of prompts,
+can be left out: they are sorted behind the others, and their chunks are not computed.
 
 For one position with logits `z = h W^T / temperature`, target `y` and cotangents `g` (of the log-prob) and
 `e` (of the entropy `H`):
@@ -12,6 +13,8 @@ The backward pass recomputes each chunk's `p` from the saved log-normaliser.
 """
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +27,8 @@ from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
 CHUNK_LOGITS = 1 << 28  # float32 logits that exist at one time unless a chunk is given: 1 GiB
+_PARTS = 8  # chunks, at least, when some positions can be left out: little is computed in vain
+_SMALL_CHUNK = 1 << 24  # logits; with fewer in a chunk, leaving it out is not worth the sorting
 
 
 def token_logprobs(
@@ -32,6 +37,7 @@ def token_logprobs(
     tokens: jax.Array,
     *,
     packing: Packing | None = None,
+    wanted: jax.Array | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
     chunk: int | None = None,
@@ -44,9 +50,11 @@ def token_logprobs(
       params: its parameters.
       tokens: right-padded rows `[B, T]`, or packed ones `[P, N]`.
       packing: where the tokens of packed rows stand in the rows `[B, T]` that come out.
+      wanted: which log-probs are needed, `[B, T]`, non-zero for those of a response, say. The head is left
+        out for the rest, and what comes out there means nothing. None wants all.
       temperature: divides the logits, as it did when the tokens were sampled.
       entropy: also return the entropy of the distribution each token was drawn from.
-      chunk: how many positions have logits at one time; None takes what `CHUNK_LOGITS` allows.
+      chunk: how many positions have logits at one time; None takes at most what `CHUNK_LOGITS` allows.
       **options: handed to `hidden` (`remat`, `scan`, `backend`).
 
     Returns:
@@ -56,9 +64,17 @@ def token_logprobs(
     if packing is not None:
         options["packing"] = packing  # a model that cannot be packed need not know of it
     hidden = model.hidden(tokens, **options)
-    targets = jnp.roll(tokens, -1, axis=1)
+    if wanted is not None:
+        wanted = (wanted if packing is None else packing.pack(jnp.asarray(wanted))) != 0
+        wanted = jnp.pad(wanted[:, 1:], ((0, 0), (0, 1)))  # a token's log-prob is computed one before it
     logp, ent = logprobs_from_hidden(
-        hidden, model.head_matrix(), targets, temperature=temperature, entropy=entropy, chunk=chunk
+        hidden,
+        model.head_matrix(),
+        targets=jnp.roll(tokens, -1, axis=1),
+        wanted=wanted,
+        temperature=temperature,
+        entropy=entropy,
+        chunk=chunk,
     )
     return _align(logp, packing), None if ent is None else _align(ent, packing)
 
@@ -68,20 +84,36 @@ def logprobs_from_hidden(
     head: jax.Array,
     targets: jax.Array,
     *,
+    wanted: jax.Array | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Log-prob of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`, and its entropy if asked.
 
+    Where `wanted [B, T]` is False nothing need be computed, and what comes out means nothing.
+
     >>> hidden, head = jnp.ones((1, 2, 3)), jnp.zeros((5, 3))
     >>> logp, ent = logprobs_from_hidden(hidden, head, jnp.zeros((1, 2), int), entropy=True)
     >>> round(float(logp[0, 1]), 4), round(float(ent[0, 1]), 4)
     (-1.6094, 1.6094)
     """
-    chunk = chunk or max(CHUNK_LOGITS // head.shape[0], 1)
-    logp, ent = _logprobs(hidden, head, targets, float(temperature), entropy, chunk)
+    tokens = hidden.shape[0] * hidden.shape[1] // _batch_devices()
+    chunk = chunk or _default_chunk(tokens, head.shape[0], all_wanted=wanted is None)
+    if chunk >= tokens:
+        wanted = None  # with one chunk there is none to leave out
+    logp, ent = _logprobs(hidden, head, targets, wanted, float(temperature), entropy, chunk)
     return logp, ent if entropy else None
+
+
+def _default_chunk(tokens: int, vocab: int, *, all_wanted: bool) -> int:
+    most = max(CHUNK_LOGITS // vocab, 1)
+    return most if all_wanted else min(most, max(tokens // _PARTS, _SMALL_CHUNK // vocab))
+
+
+def _batch_devices() -> int:
+    mesh = current_mesh()
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
@@ -93,36 +125,48 @@ def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
     return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)  # before a row's first token stands another row
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, entropy: bool, chunk: int
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    wanted: jax.Array | None,
+    temperature: float,
+    entropy: bool,
+    chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden, head, targets, temperature, entropy, chunk)[0]
+    return _forward(hidden, head, targets, wanted, temperature, entropy, chunk)[0]
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, entropy: bool, chunk: int
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    wanted: jax.Array | None,
+    temperature: float,
+    entropy: bool,
+    chunk: int,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     batch = P(RULES["batch"])
     logp, ent, normaliser = _over_mesh(
         functools.partial(_forward_local, temperature=temperature, entropy=entropy, chunk=chunk),
-        in_specs=(batch, P(RULES["vocab"]), batch),
+        in_specs=(batch, P(RULES["vocab"]), batch, batch),
         out_specs=(batch, batch, batch),
-    )(hidden, head, targets)
-    return (logp, ent), (hidden, head, targets, normaliser, ent)
+    )(hidden, head, targets, wanted)
+    return (logp, ent), (hidden, head, targets, wanted, normaliser, ent)
 
 
 def _backward(
     temperature: float, entropy: bool, chunk: int, residuals: Any, cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None]:
-    hidden, head, targets, normaliser, ent = residuals
+) -> tuple[jax.Array, jax.Array, None, None]:
+    hidden, head, targets, wanted, normaliser, ent = residuals
     batch = P(RULES["batch"])
     d_hidden, d_head = _over_mesh(
         functools.partial(_backward_local, temperature=temperature, entropy=entropy, chunk=chunk),
-        in_specs=(batch, P(RULES["vocab"]), *[batch] * 5),
+        in_specs=(batch, P(RULES["vocab"]), *[batch] * 6),
         out_specs=(batch, P(RULES["vocab"], RULES["embed"])),
-    )(hidden, head, targets, normaliser, ent, *cotangents)
-    return d_hidden, d_head, None
+    )(hidden, head, targets, wanted, normaliser, ent, *cotangents)
+    return d_hidden, d_head, None, None
 
 
 _logprobs.defvjp(_forward, _backward)
@@ -150,6 +194,7 @@ def _forward_local(
     hidden: jax.Array,
     head: jax.Array,
     targets: jax.Array,
+    wanted: jax.Array | None,
     *,
     temperature: float,
     entropy: bool,
@@ -157,9 +202,11 @@ def _forward_local(
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     first = _first_token(head, sharded)
+    chunks = _Chunks(targets.shape, wanted, chunk, sharded)
+    h_chunks, target_chunks = chunks.cut(hidden), chunks.cut(targets)
 
-    def one(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        h, target = rows
+    def one(i: jax.Array, out: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        h, target = h_chunks[i], target_chunks[i]
         z = _chunk_logits(h, head, temperature)
         mine_top, total = jax.lax.platform_dependent(z, cuda=_max_and_sum_at_once, default=_max_and_sum)
         top = jax.lax.pmax(mine_top, "tensor") if sharded else mine_top
@@ -172,17 +219,17 @@ def _forward_local(
         if entropy:
             expected = (jnp.exp(z - normaliser[:, None]) * z).sum(-1)
             ent = normaliser - _vocab_sum(expected, sharded)
-        return logp, ent, normaliser
+        return tuple(whole.at[i].set(part) for whole, part in zip(out, (logp, ent, normaliser)))
 
-    outputs = jax.lax.map(one, (_chunks(hidden, chunk), _chunks(targets, chunk)))
-    logp, ent, normaliser = (_unchunk(x, targets.shape) for x in outputs)
-    return logp, ent, normaliser
+    logp, ent, normaliser = chunks.each(one, (chunks.zeros(),) * 3)
+    return chunks.join(logp), chunks.join(ent), chunks.join(normaliser)
 
 
 def _backward_local(
     hidden: jax.Array,
     head: jax.Array,
     targets: jax.Array,
+    wanted: jax.Array | None,
     normaliser: jax.Array,
     ent: jax.Array,
     d_logp: jax.Array,
@@ -194,9 +241,12 @@ def _backward_local(
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array]:
     first = _first_token(head, sharded)
+    chunks = _Chunks(targets.shape, wanted, chunk, sharded)
+    rows = [chunks.cut(x) for x in (hidden, targets, normaliser, ent, d_logp, d_ent)]
 
-    def one(d_head: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        h, target, norm, ent, g, e = rows
+    def one(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        d_head, d_hidden = out
+        h, target, norm, ent, g, e = (x[i] for x in rows)
         z = _chunk_logits(h, head, temperature)
         logp = z - norm[:, None]
         p = jnp.exp(logp)
@@ -206,15 +256,63 @@ def _backward_local(
             d_z -= p * (logp + ent[:, None]) * e[:, None]
         d_z = (d_z / temperature).astype(h.dtype)
         d_head += jnp.einsum("nv,nd->vd", d_z, h, preferred_element_type=jnp.float32)
-        return d_head, jnp.einsum("nv,vd->nd", d_z, head, preferred_element_type=jnp.float32).astype(h.dtype)
+        d_h = jnp.einsum("nv,vd->nd", d_z, head, preferred_element_type=jnp.float32)
+        return d_head, d_hidden.at[i].set(d_h.astype(h.dtype))
 
-    rows = tuple(_chunks(x, chunk) for x in (hidden, targets, normaliser, ent, d_logp, d_ent))
-    d_head, d_hidden = jax.lax.scan(one, jnp.zeros(head.shape, jnp.float32), rows)
+    start = jnp.zeros(head.shape, jnp.float32), jnp.zeros_like(rows[0])
+    d_head, d_hidden = chunks.each(one, start)
     if sharded:
         d_hidden = jax.lax.psum(d_hidden, "tensor")
         d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
         d_head = jax.lax.psum(d_head, "data")
-    return _unchunk(d_hidden, hidden.shape), d_head.astype(head.dtype)
+    return chunks.join(d_hidden), d_head.astype(head.dtype)
+
+
+class _Chunks:
+    """A device's positions `[B, T]` in chunks of equal size, the wanted ones in the first of them."""
+
+    def __init__(self, shape: tuple[int, ...], wanted: jax.Array | None, most: int, sharded: bool) -> None:
+        self.shape = shape
+        tokens = math.prod(shape)
+        self.count = -(-tokens // most)
+        self.size = -(-tokens // self.count)
+        self.steps: int | jax.Array = self.count
+        self._order = self._place = None
+        if wanted is not None:
+            flat = wanted.reshape(-1)
+            needed = flat.sum()
+            self._place = jnp.where(flat, jnp.cumsum(flat) - 1, needed + jnp.cumsum(~flat) - 1)
+            self._order = jnp.zeros_like(self._place).at[self._place].set(jnp.arange(tokens))
+            # All devices take as many steps: they exchange sums in each.
+            needed = jax.lax.pmax(needed, RULES["batch"]) if sharded else needed
+            self.steps = -(-needed // self.size)
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """`[B, T, ...]` as `[count, size, ...]`, the tail padded with zeros."""
+        flat = x.reshape(-1, *x.shape[2:])
+        flat = flat if self._order is None else flat[self._order]
+        tail = self.count * self.size - len(flat)
+        flat = jnp.pad(flat, ((0, tail),) + ((0, 0),) * (flat.ndim - 1))
+        return flat.reshape(self.count, self.size, *x.shape[2:])
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """The way back."""
+        flat = x.reshape(-1, *x.shape[2:])
+        flat = flat[: math.prod(self.shape)] if self._place is None else flat[self._place]
+        return flat.reshape(*self.shape, *x.shape[2:])
+
+    def zeros(self) -> jax.Array:
+        """A number for each position, in chunks."""
+        return jnp.zeros((self.count, self.size), jnp.float32)
+
+    def each(self, one: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """`carry = one(i, carry)` for each chunk with a wanted position in it."""
+        # The second bound never binds; it says how long the loop can be to whoever reads the program.
+        return jax.lax.while_loop(
+            lambda state: (state[0] < self.steps) & (state[0] < self.count),
+            lambda state: (state[0] + 1, one(*state)),
+            (jnp.int32(0), carry),
+        )[1]
 
 
 def _chunk_logits(h: jax.Array, head: jax.Array, temperature: float) -> jax.Array:
@@ -249,18 +347,3 @@ def _first_token(head: jax.Array, sharded: bool) -> jax.Array | int:
 
 def _vocab_sum(x: jax.Array, sharded: bool) -> jax.Array:
     return jax.lax.psum(x, "tensor") if sharded else x
-
-
-def _chunks(x: jax.Array, chunk: int) -> jax.Array:
-    """`[B, T, ...]` as `[chunks, n, ...]` with `n <= chunk`, the tail padded with zeros."""
-    tokens = x.shape[0] * x.shape[1]
-    count = -(-tokens // chunk)
-    size = -(-tokens // count)
-    flat = x.reshape(tokens, *x.shape[2:])
-    flat = jnp.pad(flat, ((0, count * size - tokens),) + ((0, 0),) * (flat.ndim - 1))
-    return flat.reshape(count, size, *x.shape[2:])
-
-
-def _unchunk(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    flat = x.reshape(-1, *x.shape[2:])
-    return flat[: shape[0] * shape[1]].reshape(shape)

@@ -133,15 +133,13 @@ class Program:
             return int(known[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
         table = self.computations[condition[1]] if condition else {}
-        root = _root(table)
-        if root is None or root.op != "compare" or "direction=LT" not in root.attributes:
+        # A loop that may end early, by a second comparison, counts in full.
+        bounds = [bound for i in table.values() if (bound := _bound(i, table))]
+        if not bounds:
             return 1
-        counter, limit = (table.get(name) for name in root.operands)
-        if counter is None or limit is None or limit.op != "constant":
-            return 1
-        index = re.search(r"index=(\d+)", counter.attributes)
+        index, limit = bounds[0]
         body = self.computations[dict(_CALLS.findall(loop.attributes))["body"]]
-        return -(-int(limit.attributes) // self._stride(body, int(index[1]) if index else 0))
+        return -(-limit // self._stride(body, index))
 
     def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
         """By how much a loop's counter grows; more than 1 in a loop that the compiler unrolled."""
@@ -211,6 +209,17 @@ class Program:
             written -= min(update.bytes, written)
             written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
         return total + written
+
+
+def _bound(compare: Instruction, table: Mapping[str, Instruction]) -> tuple[int, int] | None:
+    """Of `counter < constant`: the counter's place in the loop's state, and the constant."""
+    if compare.op != "compare" or "direction=LT" not in compare.attributes:
+        return None
+    counter, limit = (table.get(name) for name in compare.operands)
+    if counter is None or limit is None or limit.op != "constant":
+        return None
+    index = re.search(r"index=(\d+)", counter.attributes)
+    return int(index[1]) if index else 0, int(limit.attributes)
 
 
 def _root(table: Mapping[str, Instruction]) -> Instruction | None:

@@ -128,6 +128,7 @@ def _loss(
         params,
         batch["tokens"],
         packing=Packing(batch["packed_from"], batch["padded_from"]) if packed else None,
+        wanted=batch["mask"],
         temperature=options.temperature,
         remat=options.remat,
         scan=options.scan,

@@ -1,5 +1,6 @@
 """Claims about packed rows: the log-probs and gradients of padded rows, on one device and on a mesh."""
 
+import contextlib
 import re
 
 import cases
@@ -69,6 +70,37 @@ def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(s
         assert cases.scaled_difference(expected, program(*inputs)) < 5e-5
         padded = program.lower(sharded, jax.device_put(rows, batch)).compile().as_text()
         assert collectives(program.lower(*inputs).compile().as_text()) <= collectives(padded)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 2, 2)], ids=str)
+def test_log_probs_nobody_wants_are_left_out_and_the_others_stay_as_they_are(shape):
+    graphdef, params = cases.make(cases.QWEN2)
+    mesh = shape and models.make_mesh(data=shape[0], fsdp=shape[1], tensor=shape[2])
+    _, tokens, packing = packed(groups=4, tokens_per_group=40)
+    weights = jax.random.normal(jax.random.key(7), (len(LENGTHS), WIDTH))
+    position = jnp.arange(WIDTH)
+    response = (position < LENGTHS[:, None]) & (position > LENGTHS[:, None] // 2)
+
+    def of(params, tokens, packing, wanted):
+        logp, ent = models.token_logprobs(
+            graphdef, params, tokens, packing=packing, wanted=wanted, entropy=True, chunk=3
+        )
+        return (jnp.where(response, logp + 0.3 * ent, 0.0) * weights).sum(), logp
+
+    program = jax.jit(jax.value_and_grad(of, has_aux=True))
+    (expected, whole), gradient = program(params, tokens, packing, None)
+    inputs = params, tokens, packing, response
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        if mesh is not None:
+            batch = NamedSharding(mesh, P(("data", "fsdp")))
+            inputs = (
+                jax.device_put(params, models.param_sharding(mesh, params)),
+                *jax.device_put(inputs[1:], batch),
+            )
+        (found, logp), found_gradient = program(*inputs)
+    assert cases.scaled_difference((expected, gradient), (found, found_gradient)) < 5e-5
+    # A chunk without any response is not computed: zeros come out of it.
+    assert (np.asarray(whole) < 0).sum() > 1.3 * (np.asarray(logp) < 0).sum()
 
 
 def collectives(text):
