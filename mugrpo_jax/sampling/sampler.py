@@ -14,16 +14,16 @@ because a runtime may keep the caller until a loop of unknown length has ended.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mugrpo_jax.models import Cache
@@ -31,9 +31,9 @@ from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import (
     Emitted,
     Rows,
-    abstract_slots,
     decode,
     free_rows,
+    free_slots,
     insert,
     mesh_of,
     pack_entries,
@@ -68,20 +68,7 @@ class Stats:
         return self.tokens / max(1, self.steps * self.slots)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sample:
-    """One sample of a request, and its row of what `insert` takes, all but the slot."""
-
-    request: Request
-    number: int
-    entry: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class _Started:
-    sample: _Sample
-    slot: int
-    step: int  # of the run, the first that sampled it
+_Sample = tuple[Request, int]  # and its number in the request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +105,12 @@ class Sampler:
         self.plan = plan
         self.stats = Stats(plan.slots)
         self._graphdef = graphdef
-        shapes = abstract_slots(plan)
+        self._programs = {} if programs is None else programs
         with mesh_of(plan):
             weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
             self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
-            self._slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
-        self._row_shardings = jax.tree.map(lambda x: x.sharding, shapes.rows)
-        self._programs = {} if programs is None else programs
+            self._slots = free_slots(plan)
+        self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")
         self._under_way: Future[_Loop] | None = None
 
@@ -151,23 +137,23 @@ class Sampler:
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self._run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
-            self._insert(prompts, [], [])
+            self._insert(prompts, np.zeros((0, 0), np.int32), [])
         kinds = itertools.product({False, top_k}, {False, top_p})
         for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
             self._decode(self.plan.refill_at, read=read, top_k=by_k, top_p=by_p).result()
 
-    def run(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def run(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Sample every request; responses come in the order in which they finish.
 
-        All requests are checked before the first one starts.
+        A sequence is checked as a whole before anything starts. Of an iterator, requests are taken, and
+        checked, when slots can be expected for them.
         """
         if self._params is None:
             raise ValueError("sampler: it is closed")
-        for request in requests:
-            _check(request, self.plan)
-        return self._serve(requests)
+        checked: Iterable[Request] = map(functools.partial(_checked, self.plan), requests)
+        return self._serve(iter(list(checked) if isinstance(requests, Sequence) else checked))
 
-    def _serve(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def _serve(self, requests: Iterator[Request]) -> Iterator[Response]:
         self.stats = Stats(self.plan.slots)
         self._clear()
         run = _Run(self, requests)
@@ -202,14 +188,15 @@ class Sampler:
         )
         return program(self._params, tokens, lengths)
 
-    def _insert(self, prompts: Cache, samples: Sequence[_Sample], slots: Sequence[int]) -> None:
+    def _insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
+        """Start samples, rows of what `_entries` returns, in free slots."""
         self._settle()
         # Padded to the program's width with slots beyond the last.
-        width, count = self.plan.inserts, len(samples)
+        width, count = self.plan.inserts, len(slots)
         entries = _free_entries(width)
         entries[:, 0] = np.arange(self.plan.slots, self.plan.slots + width)
-        if samples:
-            entries[:count] = [sample.entry for sample in samples]
+        if count:
+            entries[:count] = samples
             entries[:count, 0] = slots
         program = self._program(
             ("insert", prompts.keys[0].shape), lambda: insert.lower(self._slots, prompts, entries)
@@ -253,19 +240,20 @@ class Sampler:
 
 
 class _Run:
-    """One pass over a list of requests: which sample sits in which slot, and what came out of the device."""
+    """One pass over some requests: which sample sits in which slot, and what came out of the device."""
 
-    def __init__(self, sampler: Sampler, requests: Sequence[Request]) -> None:
+    def __init__(self, sampler: Sampler, requests: Iterator[Request]) -> None:
         self.sampler, self.plan, self.stats = sampler, sampler.plan, sampler.stats
-        self.top_k = any(request.top_k > 0 for request in requests)
-        self.top_p = any(request.top_p < 1 for request in requests)
+        self.top_k = self.top_p = False  # whether any request so far truncates
         self.waiting = _Prompts(requests, self.plan)
         self.prompts: Any = None
-        self.ready: collections.deque[_Sample] = collections.deque()
+        self.ready: list[_Sample] = []  # of these prompts, and what `insert` takes of them
+        self.entries = np.zeros((0, 0), np.int32)
         self.free = list(range(self.plan.slots))
-        self.busy: dict[int, _Started] = {}
-        self.finished: list[_Started] = []
+        self.busy: dict[int, _Sample] = {}
+        self.starts = np.zeros(self.plan.slots, np.int64)  # the step that first sampled what is in a slot
         self.lengths = np.zeros(self.plan.slots, np.int64)  # of busy slots, counting the token to be sampled
+        self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.history = _History(self.plan)
         self.latest: _Loop | None = None
 
@@ -275,12 +263,13 @@ class _Run:
             if not self.ready:
                 self._prefill()
             count = min(len(self.free), len(self.ready), self.plan.inserts)
-            samples = [self.ready.popleft() for _ in range(count)]
+            samples, self.ready = self.ready[:count], self.ready[count:]
+            entries, self.entries = self.entries[:count], self.entries[count:]
             slots, self.free = self.free[:count], self.free[count:]
-            self.sampler._insert(self.prompts, samples, slots)
-            for sample, slot in zip(samples, slots):
-                self.busy[slot] = _Started(sample, slot, self.stats.steps)
-                self.lengths[slot] = len(sample.request.prompt)
+            self.sampler._insert(self.prompts, entries, slots)
+            self.busy.update(zip(slots, samples))
+            self.starts[slots] = self.stats.steps
+            self.lengths[slots] = [len(request.prompt) for request, _ in samples]
         return bool(self.busy)
 
     def launch(self) -> None:
@@ -305,16 +294,20 @@ class _Run:
         freed = np.flatnonzero(left[:-1] == 0)
         self.lengths += steps
         self.lengths[freed] = 0
-        self.finished = [self.busy.pop(slot) for slot in freed.tolist() if slot in self.busy]
-        self.free += [done.slot for done in self.finished]
+        self.finished = [
+            (slot, self.busy.pop(slot), start)
+            for slot, start in zip(freed.tolist(), self.starts[freed].tolist())
+            if slot in self.busy
+        ]
+        self.free += [slot for slot, _, _ in self.finished]
 
     def collect(self) -> Iterator[Response]:
         """Put finished responses together; called while the device works on the next loop."""
         if self.latest is not None:
             self.stats.tokens += self.history.add(self.latest.emitted)
-        for done in self.finished:
+        for slot, sample, start in self.finished:
             self.stats.responses += 1
-            yield _response(done.sample, *self.history.since(done.step, done.slot))
+            yield _response(sample, *self.history.since(start, slot))
 
     def _prefill(self) -> None:
         """Run the next batch of prompts and make their samples ready to be inserted."""
@@ -326,8 +319,10 @@ class _Run:
             tokens[row, : lengths[row]] = request.prompt
         self.prompts = self.sampler._run_prompts(tokens, lengths)
         self.stats.prompts += len(requests)
-        samples = [(request, number) for request in requests for number in range(len(request.seeds))]
-        self.ready.extend(_Sample(*sample, entry) for sample, entry in zip(samples, _entries(requests)))
+        self.top_k |= any(request.top_k > 0 for request in requests)
+        self.top_p |= any(request.top_p < 1 for request in requests)
+        self.ready = [(request, number) for request in requests for number in range(len(request.seeds))]
+        self.entries = _entries(requests)
 
 
 class _History:
@@ -339,6 +334,7 @@ class _History:
         self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
         self.first = 0  # the step in column 0
         self.filled = 0
+        self.ends: list[int] = []  # the column after each slot's last token
 
     def add(self, emitted: Emitted) -> int:
         """Append a loop; how many tokens it sampled."""
@@ -351,38 +347,54 @@ class _History:
         new = slice(self.filled, self.filled + steps)
         self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
         self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
+        # A slot samples from the start of a loop until its response ends, and is free from there on.
+        sampled = (self.tokens[:, new] >= 0).sum(1)
+        self.ends = (self.filled + sampled).tolist()
         self.filled += steps
-        return int((self.tokens[:, new] >= 0).sum())
+        return int(sampled.sum())
 
     def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probs of the response that began with a step."""
-        tokens = self.tokens[slot, step - self.first : self.filled]
-        logprobs = self.logprobs[slot, step - self.first : self.filled]
-        return tokens[tokens >= 0], logprobs[tokens >= 0]
+        """Tokens and log-probs of the response that began with a step and ended in the latest loop."""
+        columns = slice(step - self.first, self.ends[slot])
+        return self.tokens[slot, columns].copy(), self.logprobs[slot, columns].copy()
 
 
 class _Prompts:
-    """Waiting requests by prompt bucket; the oldest decides which bucket is next."""
+    """Waiting requests by prompt bucket; the oldest decides which bucket is next.
 
-    def __init__(self, requests: Sequence[Request], plan: SamplerPlan) -> None:
+    Requests are read as they are needed. What is run together depends on their order alone, never on how
+    soon they come.
+    """
+
+    def __init__(self, requests: Iterator[Request], plan: SamplerPlan) -> None:
         self.plan = plan
         self.buckets: dict[int, collections.deque[tuple[int, Request]]] = {}
-        for place, request in enumerate(requests):
-            if len(request.seeds):
-                bucket = next(size for size in plan.prompt_buckets if size >= len(request.prompt))
-                self.buckets.setdefault(bucket, collections.deque()).append((place, request))
+        self.count = 0
+        self._requests = enumerate(request for request in requests if len(request.seeds))
 
     def __bool__(self) -> bool:
-        return bool(self.buckets)
+        return self.count > 0 or self._read()
 
     def take(self) -> tuple[int, list[Request]]:
         """A bucket and as many of its requests as are run together."""
         bucket, queue = min(self.buckets.items(), key=lambda item: item[1][0][0])
-        count = min(len(queue), self.plan.prefill_rows(bucket))
-        requests = [queue.popleft()[1] for _ in range(count)]
+        rows = self.plan.prefill_rows(bucket)
+        while len(queue) < rows and self.count < self.plan.slots and self._read():
+            pass
+        requests = [queue.popleft()[1] for _ in range(min(len(queue), rows))]
+        self.count -= len(requests)
         if not queue:
             del self.buckets[bucket]
         return bucket, requests
+
+    def _read(self) -> bool:
+        """Put one more request into its bucket; False when there is none."""
+        for place, request in self._requests:
+            bucket = next(size for size in self.plan.prompt_buckets if size >= len(request.prompt))
+            self.buckets.setdefault(bucket, collections.deque()).append((place, request))
+            self.count += 1
+            return True
+        return False
 
 
 def _entries(requests: Sequence[Request]) -> np.ndarray:
@@ -413,11 +425,11 @@ def _free_entries(count: int) -> np.ndarray:
 
 
 def _response(sample: _Sample, tokens: np.ndarray, logprobs: np.ndarray) -> Response:
-    request = sample.request
+    request, number = sample
     stopped = int(tokens[-1]) in request.stop
     return Response(
         index=request.index,
-        sample=sample.number,
+        sample=number,
         prompt_tokens=np.asarray(request.prompt),
         tokens=tokens,
         logprobs=logprobs,
@@ -425,7 +437,8 @@ def _response(sample: _Sample, tokens: np.ndarray, logprobs: np.ndarray) -> Resp
     )
 
 
-def _check(request: Request, plan: SamplerPlan) -> None:
+def _checked(plan: SamplerPlan, request: Request) -> Request:
+    """The request, or why the plan has no room for it."""
     prompt, longest = np.asarray(request.prompt), max(request.limits, default=1)
     if len(prompt) > plan.max_prompt:
         raise ValueError(
@@ -440,3 +453,4 @@ def _check(request: Request, plan: SamplerPlan) -> None:
         raise ValueError(
             f"request {request.index}: a prompt token lies outside the vocabulary of {plan.config.vocab_size}"
         )
+    return request
