@@ -150,6 +150,7 @@ def step_options(config: RunConfig) -> StepOptions:
         remat=config.model.remat,
         scan=config.model.scan_layers,
         attention=config.model.attention,
+        share_prompts=config.batch.share_prompts,
     )
 
 
@@ -161,6 +162,7 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
         batch.tokens_per_micro_batch,
         mesh.shape["data"] * mesh.shape["fsdp"],
         unit=batch.length_multiple,
+        share=batch.share_prompts,
     )
 
 

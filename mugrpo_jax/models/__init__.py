@@ -21,6 +21,7 @@ from mugrpo_jax.models.loading import tiny_model as tiny_model
 from mugrpo_jax.models.logprobs import logprobs_from_hidden as logprobs_from_hidden
 from mugrpo_jax.models.logprobs import token_logprobs as token_logprobs
 from mugrpo_jax.models.packing import Packing as Packing
+from mugrpo_jax.models.packing import SharedPacking as SharedPacking
 from mugrpo_jax.models.packing import plan_packing as plan_packing
 from mugrpo_jax.models.sharding import check_mesh as check_mesh
 from mugrpo_jax.models.sharding import make_mesh as make_mesh

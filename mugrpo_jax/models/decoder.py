@@ -158,7 +158,7 @@ def apply_layer(
 
 
 def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    q, k, v = (packing.unpack(x) for x in (q, k, v))
+    q, k, v = packing.unpack(q), packing.unpack_keys(k), packing.unpack_keys(v)
     return packing.pack(attention(q, k, v, rows=packing.lengths, backend=backend))
 
 

@@ -56,12 +56,52 @@ class Packing(NamedTuple):
         rows, width = self.padded_from.shape
         return _move(x, self._flat(width), self.packed_from).reshape(rows, width, *x.shape[2:])
 
+    def unpack_keys(self, x: jax.Array) -> jax.Array:
+        """The same for keys and values, which all queries of a row look at."""
+        return self.unpack(x)
+
     def _flat(self, width: int) -> jax.Array:
         return jnp.asarray(self.padded_from).reshape(len(self.packed_from), -1)
 
 
-def plan_packing(lengths: Sequence[int], shape: tuple[int, int], *, tokens: int, groups: int = 1) -> Packing:
+class SharedPacking(Packing):
+    """Rows that begin alike, the responses to one prompt, have that beginning in the packed row only once.
+
+    `padded_from` then names one packed token for several rows, its *copies*; `packed_from` names the first
+    row's. What a query of the beginning finds is the same in every row, so one is kept and the others go
+    unused. Its keys and values are looked at by all rows, so their gradients are summed.
+
+        prompt a b c, responses d e and f        packed: a b c d e c f
+        a b c d e                                (the last token of the prompt stands in each row,
+        a b c f .                                 because what follows it is predicted from there)
+    """
+
+    def pack(self, x: jax.Array) -> jax.Array:
+        """`[R, T, ...]` to `[P, N, ...]`, from the first row of those that share a token."""
+        groups, width = len(self.packed_from), self.padded_from.shape[1]
+        flat, packed = self._flat(width), jnp.asarray(self.packed_from)
+        own = jnp.where(_owners(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
+        return _move(x.reshape(groups, -1, *x.shape[2:]), packed, own)
+
+    def unpack_keys(self, x: jax.Array) -> jax.Array:
+        """`[P, N, ...]` to `[R, T, ...]`; the gradient of a shared token is that of all its copies."""
+        rows, width = self.padded_from.shape
+        flat = self._flat(width)
+        return _copy(x, flat, jnp.asarray(self.packed_from), width).reshape(rows, width, *x.shape[2:])
+
+
+def plan_packing(
+    lengths: Sequence[int],
+    shape: tuple[int, int],
+    *,
+    tokens: int,
+    groups: int = 1,
+    shared: Sequence[int] | None = None,
+) -> Packing:
     """Pack rows of these lengths, those of `shape = (R, T)`, into `groups` packed rows of `tokens` each.
+
+    `shared` says how many of its first tokens a row has in common with the row before it; they are packed
+    once (`SharedPacking`).
 
     >>> packing = plan_packing([3, 2], (2, 4), tokens=6)
     >>> packing.packed_from.tolist(), packing.padded_from.tolist()
@@ -74,13 +114,15 @@ def plan_packing(lengths: Sequence[int], shape: tuple[int, int], *, tokens: int,
     filled = [0] * groups
     for row, length in enumerate(lengths):
         group, place = divmod(row, per_group)
+        common = shared[row] if shared is not None and place else 0
+        padded[row, :common] = padded[row - 1, :common]
         start = filled[group]
-        end = filled[group] = start + length
+        end = filled[group] = start + length - common
         if end > tokens:
             raise ValueError(f"packed row {group}: {end} tokens or more, room for {tokens}")
-        packed[group, start:end] = place * width + np.arange(length)
-        padded[row, :length] = np.arange(start, end)
-    return Packing(packed, padded)
+        packed[group, start:end] = place * width + np.arange(common, length)
+        padded[row, common:length] = np.arange(start, end)
+    return (Packing if shared is None else SharedPacking)(packed, padded)
 
 
 @functools.partial(jax.custom_vjp)
@@ -102,3 +144,41 @@ def _move_backward(indices: tuple[jax.Array, jax.Array], gradient: jax.Array) ->
 
 
 _move.defvjp(_move_forward, _move_backward)
+
+
+def _owners(padded_from: jax.Array, packed_from: jax.Array) -> jax.Array:
+    """The first place of each place's token, in its packed row's rows; out of range on padding."""
+    nowhere = padded_from.shape[1]
+    return jax.vmap(lambda n, p: jnp.take(p, n, mode="fill", fill_value=nowhere))(padded_from, packed_from)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _copy(x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int) -> jax.Array:
+    return _move(x, padded_from, packed_from)
+
+
+def _copy_forward(
+    x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _copy(x, padded_from, packed_from, width), (padded_from, packed_from)
+
+
+def _copy_backward(
+    width: int, indices: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
+    padded_from, packed_from = indices
+    owners = _owners(padded_from, packed_from)
+    copies = (owners != jnp.arange(owners.shape[1])) & (padded_from < packed_from.shape[1])
+    # Whoever shares tokens shares the first one: its owner is the row that the copies are added to. Added by
+    # a product with zeros and ones, because sums of scattered numbers have no fixed order on a GPU.
+    first = owners.reshape(len(owners), -1, width)[:, :, 0] // width
+    rows = jnp.arange(first.shape[1])
+    adds = (first[:, None, :] == rows[:, None]) & (rows[:, None] != rows)
+    flat = gradient.reshape(*owners.shape, -1)
+    copied = jnp.where(copies[..., None], flat, 0).reshape(*first.shape, -1)
+    added = jnp.einsum("gab,gbx->gax", adds.astype(flat.dtype), copied, preferred_element_type=jnp.float32)
+    summed = (flat + added.reshape(flat.shape)).astype(gradient.dtype).reshape(gradient.shape)
+    return _move(summed, packed_from, padded_from), None, None
+
+
+_copy.defvjp(_copy_forward, _copy_backward)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 Message = Mapping[str, str]
 
 # What a Hugging Face folder may hold beside the weights; `char_tokenizer.json` is ours.
@@ -61,6 +63,8 @@ class HFTokenizer:
 
     def __init__(self, fast: Any, *, eos_ids: Iterable[int] = (), source: str = "tokenizer") -> None:
         self._fast = fast
+        # Called directly: the layers that `transformers` puts around it cost more than one text does.
+        self._backend = fast.backend_tokenizer
         self._source = source
         self._start = [i for i in fast.encode("", add_special_tokens=True) if i == fast.bos_token_id]
         known = {fast.eos_token_id, *eos_ids} - {None}
@@ -72,13 +76,13 @@ class HFTokenizer:
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
-        # Without the batch call of `transformers`, whose threads cost more than the encoding of one text.
-        ids = self._fast.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._backend.encode(text, add_special_tokens=False).ids
         return (self._start if start else []) + ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """See `Tokenizer.decode`."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return str(self._backend.decode(ids, skip_special_tokens=True))
 
     def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """See `Tokenizer.chat_text`."""

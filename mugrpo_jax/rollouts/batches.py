@@ -35,17 +35,20 @@ class Buckets:
     """The shapes in which micro-batches come.
 
     Rows are packed without their padding, so what a micro-batch costs is its `tokens`; its rows and their
-    length matter to attention alone. There is room for rows that are half as long as their length.
+    length matter to attention alone. There is room for rows that are half as long as their length, and twice
+    as many where they share prompts.
 
     Attributes:
       lengths: row lengths in tokens, ascending; the last holds the longest prompt and response.
       tokens: tokens in one micro-batch, at most.
       groups: devices that split the batch; each packs its own rows.
+      share: rows with the same prompt stand together, and all but its last token are packed once.
     """
 
     lengths: tuple[int, ...]
     tokens: int
     groups: int = 1
+    share: bool = False
 
     def fit(self, length: int) -> int:
         """The smallest bucket that holds `length` tokens."""
@@ -59,8 +62,9 @@ class Buckets:
         """Shapes with this row length, largest first: whole, half and quarter, if a device can hold a row."""
         share = max(self.tokens // self.groups, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
+        room = 4 if self.share else 2
         return tuple(
-            Shape(self.groups * (2 * tokens // length), length, self.groups * tokens) for tokens in shares
+            Shape(self.groups * (room * tokens // length), length, self.groups * tokens) for tokens in shares
         )
 
     @property
@@ -69,7 +73,9 @@ class Buckets:
         return [shape for length in self.lengths for shape in self.sizes(length)]
 
 
-def plan_buckets(longest: int, tokens: int, groups: int = 1, *, unit: int = 64) -> Buckets:
+def plan_buckets(
+    longest: int, tokens: int, groups: int = 1, *, unit: int = 64, share: bool = False
+) -> Buckets:
     """Row lengths of `unit` times 1, 2, 4, ... up to the longest row: few programs for any length.
 
     >>> plan_buckets(700, 4096).lengths
@@ -79,7 +85,7 @@ def plan_buckets(longest: int, tokens: int, groups: int = 1, *, unit: int = 64) 
     lengths = [unit]
     while lengths[-1] < last:
         lengths.append(min(2 * lengths[-1], last))
-    return Buckets(tuple(lengths), tokens, groups)
+    return Buckets(tuple(lengths), tokens, groups, share)
 
 
 class Row(NamedTuple):
@@ -141,7 +147,7 @@ def make_update(
             "response_tokens": float(tokens),
             "response_length": tokens / len(rows),
             "truncated": float(np.mean([rollout.finish == "length" for _, rollout in rollouts])),
-            "padding": 1 - sum(row.length for row in rows) / padded,
+            "padding": 1 - sum(_packed_tokens(batch) for batch in micro_batches) / padded,
         },
     )
 
@@ -172,64 +178,93 @@ def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeS
     return {name: jax.ShapeDtypeStruct(*size) for name, size in sizes.items()}
 
 
+def _packed_tokens(batch: MicroBatch) -> int:
+    return int((batch["packed_from"] < batch["padded_from"].size // len(batch["packed_from"])).sum())
+
+
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
     """Rows, longest first, packed into micro-batches of the buckets' shapes."""
-    rest = sorted(rows, key=lambda row: row.length, reverse=True)
+    rest = _by_prompt(rows) if buckets.share else sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
-        shape = _choose(buckets.sizes(buckets.fit(rest[0].length)), sum(row.length for row in rest))
-        taken, rest = _fill(rest, shape, buckets.groups)
-        micro_batches.append(_micro_batch(taken, shape))
+        longest = max(row.length for row in rest) if buckets.share else rest[0].length
+        tokens = sum(row.length - _common(row, before, buckets) for before, row in zip([None, *rest], rest))
+        shape = _choose(buckets.sizes(buckets.fit(longest)), tokens, len(rest))
+        taken, rest = _fill(rest, shape, buckets)
+        micro_batches.append(_micro_batch(taken, shape, buckets))
     return tuple(micro_batches)
 
 
-def _choose(sizes: Sequence[Shape], tokens: int) -> Shape:
-    """The smallest shape that holds all tokens and is nearly full with them, or the largest they fill."""
-    whole = [shape for shape in sizes if shape.tokens >= tokens]
+def _by_prompt(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the same prompt side by side, the prompt with the longest row first."""
+    together: dict[int, list[Row]] = {}
+    for row in rows:
+        together.setdefault(id(row.prompt), []).append(row)
+    groups = sorted(together.values(), key=lambda group: max(row.length for row in group), reverse=True)
+    return [row for group in groups for row in group]
+
+
+def _common(row: Row, before: Row | None, buckets: Buckets) -> int:
+    """Tokens that `row` need not bring along where it stands behind `before`."""
+    # The prompt's last token comes along: what follows it is predicted from there.
+    return len(row.prompt) - 1 if buckets.share and before and before.prompt is row.prompt else 0
+
+
+def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
+    """The smallest shape that holds everything and is nearly full with it, or the largest it fills."""
+    whole = [shape for shape in sizes if shape.tokens >= tokens and shape.rows >= rows]
     if whole and tokens > 0.8 * whole[-1].tokens:
         return whole[-1]
     return next((shape for shape in sizes if shape.tokens <= tokens), sizes[-1])
 
 
-def _fill(rest: Sequence[Row], shape: Shape, groups: int) -> tuple[list[list[Row]], list[Row]]:
+def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
     """Rows for each group, taken in order as long as the next one has room somewhere; and those left over."""
+    groups = buckets.groups
     taken: list[list[Row]] = [[] for _ in range(groups)]
     filled = [0] * groups
     for number, row in enumerate(rest):
+        cost = [row.length - _common(row, members[-1] if members else None, buckets) for members in taken]
         open_groups = [
             g
             for g in range(groups)
-            if len(taken[g]) < shape.rows // groups and filled[g] + row.length <= shape.tokens // groups
+            if len(taken[g]) < shape.rows // groups and filled[g] + cost[g] <= shape.tokens // groups
         ]
         if not open_groups:
             return taken, list(rest[number:])
-        least = min(open_groups, key=filled.__getitem__)
-        taken[least].append(row)
-        filled[least] += row.length
+        best = min(open_groups, key=lambda g: (cost[g], filled[g]))
+        taken[best].append(row)
+        filled[best] += cost[best]
     return taken, []
 
 
-def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape) -> MicroBatch:
+def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets) -> MicroBatch:
     rows, length = shape.rows, shape.length
     per_group, share = rows // len(groups), shape.tokens // len(groups)
-    tokens = np.zeros((len(groups), share), np.int32)
+    padded = np.zeros((rows, length), np.int32)
     batch = {
         "mask": np.zeros((rows, length), np.float32),
         "behavior_logp": np.zeros((rows, length), np.float32),
         "advantages": np.zeros(rows, np.float32),
     }
-    lengths = [0] * rows
+    lengths, shared = [0] * rows, [0] * rows
     for g, members in enumerate(groups):
-        at = 0
-        for i, row in enumerate(members, start=g * per_group):
+        for i, (before, row) in enumerate(zip([None, *members], members), start=g * per_group):
             start, end = len(row.prompt), row.length
-            tokens[g, at : at + end] = np.concatenate([row.prompt, row.response])
-            at += end
-            lengths[i] = end
+            padded[i, :start], padded[i, start:end] = row.prompt, row.response
+            lengths[i], shared[i] = end, _common(row, before, buckets)
             batch["mask"][i, start:end] = 1
             batch["behavior_logp"][i, start:end] = row.behavior_logp
             batch["advantages"][i] = row.advantage
-    packing = plan_packing(lengths, (rows, length), tokens=share, groups=len(groups))
+    packing = plan_packing(
+        lengths,
+        (rows, length),
+        tokens=share,
+        groups=len(groups),
+        shared=shared if buckets.share else None,
+    )
+    places = np.pad(padded.reshape(len(groups), -1), ((0, 0), (0, 1)))  # a zero where nothing stands
+    tokens = np.take_along_axis(places, np.asarray(packing.packed_from), axis=1)
     return batch | {"tokens": tokens} | packing._asdict()
 
 

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from mugrpo_jax import objectives
-from mugrpo_jax.models import Packing, cast, token_logprobs
+from mugrpo_jax.models import Packing, SharedPacking, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
@@ -33,6 +33,7 @@ class StepOptions:
     remat: str = "none"
     scan: bool = True
     attention: str = "auto"
+    share_prompts: bool = False
 
 
 class UpdateStep:
@@ -122,12 +123,15 @@ def _loss(
     batch: dict[str, jax.Array],
     denominator: jax.Array,
 ) -> tuple[jax.Array, objectives.Metrics]:
-    packed = "packed_from" in batch
+    packing = None
+    if "packed_from" in batch:
+        kind = SharedPacking if options.share_prompts else Packing
+        packing = kind(batch["packed_from"], batch["padded_from"])
     logp, _ = token_logprobs(
         graphdef,
         params,
         batch["tokens"],
-        packing=Packing(batch["packed_from"], batch["padded_from"]) if packed else None,
+        packing=packing,
         wanted=batch["mask"],
         temperature=options.temperature,
         remat=options.remat,

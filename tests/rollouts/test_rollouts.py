@@ -195,3 +195,27 @@ def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
         empty = 1 - sum(128 + n for n in lengths) / sum(b["tokens"].size for b in batches)
         assert empty < 0.1
         assert all(batch["mask"].size <= 2 * batch["tokens"].size for batch in batches)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_shared_prompt_is_packed_once_and_stands_in_every_row(groups):
+    rng = np.random.default_rng(0)
+    rows = []
+    for p in range(32):
+        prompt = np.full(100, p)
+        for n in rng.integers(20, 90, 8):
+            rows.append(Row(prompt, np.full(n, 1000 + p), np.full(n, 1.0, np.float32), float(len(rows) + 1)))
+    buckets = rollouts.plan_buckets(200, 8192, groups, unit=100, share=True)
+    batches = arrange(rows, buckets)
+    assert {(*b["mask"].shape, b["tokens"].size) for b in batches} <= {tuple(s) for s in buckets.shapes}
+    seen = set()
+    for batch in batches:
+        for r in np.flatnonzero(batch["advantages"]):
+            row = rows[int(batch["advantages"][r]) - 1]
+            np.testing.assert_array_equal(unpacked(batch, r), np.concatenate([row.prompt, row.response]))
+            np.testing.assert_array_equal(np.flatnonzero(batch["mask"][r]), np.arange(100, row.length))
+            seen.add(batch["advantages"][r])
+    assert len(seen) == 256
+    # Each prompt whole at least once, its last token in every row, each response once; little beside that.
+    least = 32 * 99 + sum(1 + len(row.response) for row in rows)
+    assert least <= sum(b["tokens"].size for b in batches) < 1.25 * least

@@ -44,13 +44,13 @@ def groups(count=8):
     ]
 
 
-def update(tokens: int, unit: int = 32, multiple: int = 1):
-    buckets = rollouts.plan_buckets(64, tokens, multiple, unit=unit)
+def update(tokens: int, unit: int = 32, multiple: int = 1, share: bool = False):
+    buckets = rollouts.plan_buckets(64, tokens, multiple, unit=unit, share=share)
     return rollouts.make_update(groups(), buckets, advantage="std", aggregation="token_mean", max_response=50)
 
 
 @functools.cache
-def setup(shape=(1, 1, 1), objective="mu_grpo"):
+def setup(shape=(1, 1, 1), objective="mu_grpo", share=False):
     data, fsdp, tensor = shape
     devices = jax.devices()[: data * fsdp * tensor]
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
@@ -64,7 +64,7 @@ def setup(shape=(1, 1, 1), objective="mu_grpo"):
             objectives.ObjectiveConfig(objective).build(),
             optimizer,
             mesh,
-            training.StepOptions(),
+            training.StepOptions(share_prompts=share),
             state=state,
         )
     return graphdef, step, state
@@ -124,6 +124,19 @@ def test_bucketed_micro_batches_give_the_gradient_of_one_padded_batch():
     assert difference(found, whole) < 1e-6 * max(scale, 1)
     for name in ("loss", "tokens", "vetoed/tokens", "ratio/negative_tokens", "ratio_min"):
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_prompts_computed_once_for_all_their_responses_give_the_same_gradient(shape):
+    graphdef, step, state = setup(shape, share=True)
+    devices = shape[0] * shape[1]
+    shared, apart = update(512, 64, devices, share=True), update(512, 64, devices)
+    packed, rows = (sum(b["tokens"].size for b in u.micro_batches) for u in (shared, apart))
+    assert packed < 0.9 * rows
+    found, metrics = step.gradient(state, shared)
+    exact = plain_gradient(graphdef, jax.device_get(state.params), padded(apart))
+    assert difference(found, exact) < 1e-6 * max(float(optax.tree.norm(exact)), 1)
+    assert metrics["tokens"] == sum(b["mask"].sum() for b in apart.micro_batches)
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 4, 2), (2, 2, 2)], ids=str)
