@@ -12,6 +12,9 @@ from mugrpo_jax.report.history import History
 REPORTED = objectives.UNPROTECTED_GRPO
 # What counts as trouble within a stage: the drift at which one of these is reached is R_batch.
 ESS_LOSS, CLIPPED = 0.5, 0.2
+# A run has collapsed when what it had at best fell to less than this share of it, for good.
+COLLAPSED = 0.5
+_WINDOW = 8  # consecutive gradients whose cosines are averaged: one alone is noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,9 @@ class Position:
       update_size: G, median ‖Δθ‖ / η.
       batch_drift: R_batch, infinite if no stage came into trouble.
       largest_drift: the furthest that any stage went.
-      collapse: the update at which its reward fell for good, or None.
+      collapse: the update at which its reward or its held-out accuracy fell for good, or None.
+      critical_drift: R_crit, the way to the collapse, see `critical_drift`; NaN without one.
+      cosine: of consecutive gradients, the largest mean over a few updates; high before a collapse.
     """
 
     lag: int
@@ -35,6 +40,8 @@ class Position:
     batch_drift: float
     largest_drift: float
     collapse: int | None
+    critical_drift: float
+    cosine: float
 
     @property
     def lag_times_rate(self) -> float:
@@ -58,6 +65,7 @@ def position(run: History) -> Position:
     norms = run.values("update_norm")
     norms = norms[np.isfinite(norms)]
     drift = run.values("drift")
+    fallen = _collapse(run)
     return Position(
         lag=run.config.batch.updates_per_stage,
         updates=run.done,
@@ -65,7 +73,9 @@ def position(run: History) -> Position:
         update_size=objectives.update_size(norms, rate) if len(norms) and rate > 0 else math.nan,
         batch_drift=_batch_drift(run),
         largest_drift=float(np.nanmax(drift)) if np.isfinite(drift).any() else math.nan,
-        collapse=collapse(run.values("reward")),
+        collapse=fallen,
+        critical_drift=math.nan if fallen is None else critical_drift(run, fallen),
+        cosine=_largest_cosine(run.values("gradient_cosine")),
     )
 
 
@@ -82,6 +92,16 @@ def _batch_drift(run: History) -> float:
     return min(found)
 
 
+def _collapse(run: History) -> int | None:
+    """By whichever shows it first: within a stage the reward, that of its rollouts, cannot fall."""
+    accuracy = accuracy_collapse(
+        [record["updates"] for record in run.evaluations], [record["accuracy"] for record in run.evaluations]
+    )
+    return min(
+        (found for found in (collapse(run.values("reward")), accuracy) if found is not None), default=None
+    )
+
+
 def collapse(reward: np.ndarray) -> int | None:
     """The update at which the reward fell below half of its best for good, as a moving mean; None if never.
 
@@ -93,9 +113,49 @@ def collapse(reward: np.ndarray) -> int | None:
         return None
     smooth = np.convolve(np.nan_to_num(reward), np.full(window, 1 / window), "valid")
     best = int(smooth.argmax())
-    up = np.flatnonzero(smooth >= 0.5 * smooth[best])
+    up = np.flatnonzero(smooth >= COLLAPSED * smooth[best])
     last = int(up[-1])
     return None if last == len(smooth) - 1 else last + window
+
+
+def accuracy_collapse(
+    updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
+) -> int | None:
+    """The update at which the accuracy fell below `level` times the best before it for good; None if never.
+
+    Interpolated between evaluations, which are the only view into a stage: its rewards are those of rollouts
+    that were sampled before it.
+
+    >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.5, 0.1, 0.0])
+    162
+    >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.1, 0.3, 0.5])
+    """
+    values = np.asarray(accuracy, np.float64)
+    floor = level * np.maximum.accumulate(values)
+    up = np.flatnonzero(values >= floor)
+    if not len(up) or up[-1] == len(values) - 1:
+        return None
+    last = int(up[-1])
+    share = (values[last] - floor[last]) / (values[last] - values[last + 1])
+    return round(updates[last] + share * (updates[last + 1] - updates[last]))
+
+
+def critical_drift(run: History, update: int) -> float:
+    """The way from the first weights to those after `update`, in straight lines from stage to stage.
+
+    That is R_crit = ‖θ_collapse − θ_0‖ itself for a collapse in the first stage, and an upper bound of it
+    later: drift is recorded from the beginning of each stage.
+    """
+    drift, done = run.values("drift"), np.array([record["updates"] for record in run.updates])
+    stages = (np.flatnonzero(done[part] <= update) + part.start for part in run.stage_slices.values())
+    return float(sum(drift[places[-1]] for places in stages if len(places)))
+
+
+def _largest_cosine(cosine: np.ndarray) -> float:
+    cosine = cosine[np.isfinite(cosine)]
+    if len(cosine) < _WINDOW:
+        return math.nan
+    return float(np.convolve(cosine, np.full(_WINDOW, 1 / _WINDOW), "valid").max())
 
 
 def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
@@ -119,7 +179,10 @@ def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[
     if fitted is not None:
         said.append(_fitted(place, run.config.total_updates, fitted.constants))
     if place.collapse is not None:
-        said.append(f"Its reward fell below half of its best for good at update {place.collapse}.")
+        said.append(
+            "Its reward or held-out accuracy fell below half of its best for good at update "
+            f"{place.collapse}."
+        )
     return list(filter(None, said))
 
 

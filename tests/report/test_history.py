@@ -109,5 +109,19 @@ def test_constants_are_fitted_to_runs_of_one_objective(tmp_path):
     for record in runs[1].updates[20:]:
         record["reward"] = 0.0
     assert law.position(runs[1]).collapse == pytest.approx(24, abs=3)
+    # Means of 8 of 0.1 sin(i) swing by 0.1 |sin 4| / (8 sin ½).
+    assert law.position(runs[1]).cosine == pytest.approx(0.01973, abs=1e-4)
     grpo = report.read_run(write_run(tmp_path / "grpo", mu=8, overrides=["objective.name=grpo"]))
     assert law.fit([*runs, grpo]) is None
+
+
+def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
+    run = report.read_run(write_run(tmp_path / "run", stages=2, mu=100))
+    assert math.isnan(law.position(run).critical_drift)
+    for record, accuracy in zip(run.evaluations, (0.4, 0.4, 0.0)):  # after 0, 100 and 200 updates
+        record["accuracy"] = accuracy
+    place = law.position(run)
+    assert place.collapse == 150
+    # 100 updates of the first stage and 50 of the second, each 0.1 √(updates) from its beginning.
+    assert place.critical_drift == pytest.approx(0.1 * (math.sqrt(100) + math.sqrt(50)))
+    assert "held-out accuracy fell below half of its best for good at update 150" in " ".join(law.advice(run))
