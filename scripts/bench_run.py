@@ -4,12 +4,14 @@
 Prints one JSON line per measurement:
 
     python scripts/bench_run.py                           # the SmolLM2-135M shape of the documentation
+    python scripts/bench_run.py --share-prompts           # and with each prompt computed once for its group
     python scripts/bench_run.py --small                   # a tiny shape, to see that the script runs
 
 `bare` is the forward and backward pass of `bench_update.py`: full rows, all in memory, no optimizer.
 `whole` is what a run does: Grain reads a stage of ragged responses from disk, forms updates of 256 responses
 in length buckets, the objective with its diagnostics, float32 accumulation, AdamW and the drift metrics.
-Both count real tokens, prompts included and padding not, over wall time.
+Both count real tokens, each response with its prompt and without padding, over wall time. `bare` has logits
+for all of them, `whole` for those of responses, which are the ones that a loss needs.
 `parts` takes the same updates apart: without the optimizer, and without the disk.
 """
 
@@ -56,12 +58,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
-    case = SMALL if parser.parse_args().small else SMOLLM2
+    parser.add_argument("--share-prompts", action="store_true", help="measure batch.share_prompts as well")
+    arguments = parser.parse_args()
+    case = SMALL if arguments.small else SMOLLM2
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
     bare = bench_update.measure(case.bare, case.dtype, repeats=5, peak=990e12)
     with tempfile.TemporaryDirectory() as folder:
-        whole = measure_whole(case, make_stage(case, Path(folder)))
-    say(what="share", whole_of_bare=round(whole / bare, 4))
+        stage = make_stage(case, Path(folder))
+        for share in (False, True) if arguments.share_prompts else (False,):
+            whole = measure_whole(case, stage, share)
+            say(what="share", share_prompts=share, whole_of_bare=round(whole / bare, 4))
 
 
 def make_stage(case: Case, folder: Path) -> Stage:
@@ -96,29 +102,37 @@ def make_stage(case: Case, folder: Path) -> Stage:
     return stage
 
 
-def stream(case: Case, stage: Stage) -> UpdateStream:
+def stream(case: Case, stage: Stage, share: bool) -> UpdateStream:
+    longest = case.prompt + case.response[1]
     return UpdateStream(
         stage,
         seed=0,
         stage_index=0,
         epochs=1,
         prompts_per_update=PROMPTS,
-        buckets=plan_buckets(case.prompt + case.response[1], case.micro_tokens, unit=case.unit),
+        buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share),
         advantage="std",
         aggregation="token_mean",
         max_response=case.response[1],
     )
 
 
-def measure_whole(case: Case, stage: Stage) -> float:
-    """Tokens a second of whole updates from disk; its parts are printed."""
+def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.TrainState]:
+    """The update step of a run, and where it starts."""
     graphdef, params = models.create(case.bare.model)
     optimizer = training.make_optimizer(Optimizer(), case.updates)
-    options = training.StepOptions(compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan)
+    options = training.StepOptions(
+        compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan, share_prompts=share
+    )
     state = training.init_state(params, optimizer, track_drift=True)
     mesh = models.make_mesh(devices=jax.devices()[:1])
-    step = training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state)
-    kept = list(stream(case, stage))
+    return training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state), state
+
+
+def measure_whole(case: Case, stage: Stage, share: bool) -> float:
+    """Tokens a second of whole updates from disk; its parts are printed."""
+    step, state = make_step(case, share)
+    kept = list(stream(case, stage, share))
     tokens = sum(real_tokens(case, update) for update in kept[WARM_UP:])
     padding = float(np.mean([update.metrics["padding"] for update in kept]))
     started = time.perf_counter()
@@ -127,7 +141,7 @@ def measure_whole(case: Case, stage: Stage) -> float:
     jax.block_until_ready(state.params)
     compiled = time.perf_counter() - started
 
-    updates = stream(case, stage)
+    updates = stream(case, stage, share)
     recorded: list[dict[str, float]] = []
     in_flight = InFlight(lambda about, metrics, seconds: recorded.append(metrics))
     for number, update in enumerate(updates):
@@ -147,6 +161,7 @@ def measure_whole(case: Case, stage: Stage) -> float:
     memory = time.perf_counter() - started
     say(
         what="whole",
+        share_prompts=share,
         updates=case.updates,
         tokens=tokens,
         padding=round(padding, 4),
