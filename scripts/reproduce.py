@@ -1,36 +1,40 @@
 #!/usr/bin/env python3
-"""The paper's comparison on one GPU: stale data with and without relaxed clipping and veto, and fresh data.
+"""The paper's comparison, and the staleness law, on one GPU.
 
-    python scripts/reproduce.py run --runs runs/reproduce --seconds 560   # again until it says "all done"
-    python scripts/reproduce.py collect --runs runs/reproduce             # small files into docs/results/
-    python scripts/reproduce.py draw                                      # table and figures from them
+    python scripts/reproduce.py run --runs runs/reproduce --jobs 4 --seconds 560    # until it says "all done"
+    python scripts/reproduce.py grid --runs runs/reproduce --jobs 4 --seconds 560   # likewise
+    python scripts/reproduce.py collect --runs runs/reproduce    # small files into docs/results/
+    python scripts/reproduce.py draw                             # tables and figures from them
 
-Every arm starts from the same warm-started SmolLM2-135M, sees the same prompts in the same order and takes
-the same number of updates. `run` goes through the arms until its time is over, stops the one under way with
-SIGTERM, and continues it next time. `draw` needs no GPU.
+`run` compares stale data with and without relaxed clipping and veto, and fresh data. Every arm starts from
+the same warm-started SmolLM2-135M, sees the same prompts in the same order and takes as many updates.
+`grid` looks for the largest learning rate that each µ bears, from the same start.
+
+Both go through their queue until the time is over, stop what is under way with SIGTERM, and continue it next
+time; config keys such as `optimizer.learning_rate=3e-6` may stand anywhere among the arguments. With `--jobs`
+above 1 several runs share the GPU, and only their accuracies count. `collect` and `draw` need no GPU.
 """
 
 import argparse
-import collections
-import json
-import os
-import signal
-import subprocess
+import itertools
+import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from reproduce_collect import collect, say
+from reproduce_queue import ROOT, Queue, Work
 
-ROOT = Path(__file__).resolve().parent.parent
+from mugrpo_jax import config as configs
+
 CONFIG = ROOT / "configs" / "experiments" / "smollm2_word_problems.yaml"
 RESULTS = ROOT / "docs" / "results"
+HEAVY = ("checkpoints", "rollouts")  # of no use to a finished run: one checkpoint here is 2.7 GB
 
 RELAXED = ["objective.name=mu_grpo"]
+FRESH = {"grpo-mu4": 4}  # arms with a µ of their own
 ARMS = {
-    "grpo-mu4": ["objective.name=grpo", "mu=4"],
+    "grpo-mu4": ["objective.name=grpo"],
     "mu_grpo": RELAXED,
     "grpo-mu1024": ["objective.name=grpo"],
     "relaxed-no-veto": [*RELAXED, "objective.knobs={veto: none}"],
@@ -40,281 +44,136 @@ ARMS = {
     "m2po": ["objective.name=m2po"],
     "p3o": ["objective.name=p3o"],
 }
-MARGIN = 25.0  # seconds a run may need to save and leave
-BIN = 32  # updates averaged into one line of the collected files
-KEPT = (
-    *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "triggered/negative_responses"),
-    *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
-    *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups"),
-)
 
 
-def main() -> None:
+def main() -> int:
+    """The status is 1 if a run failed."""
+    given = sys.argv[1:]
+    overrides = [text for text in given if "=" in text and not text.startswith("-")]
+    arguments = _parser().parse_args([text for text in given if text not in overrides])
+    if arguments.command == "collect":
+        collect(arguments.runs, arguments.out)
+        return 0
+    if arguments.command == "draw":
+        from reproduce_draw import draw
+
+        draw(arguments.results, list(ARMS), level=arguments.level)
+        return 0
+    return _train(arguments, overrides)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, dest="command")
     run = commands.add_parser("run", help="train the arms, as far as the time goes")
-    run.set_defaults(command=run_arms)
-    run.add_argument("--model", default="smollm2-135m", help="before the warm start")
-    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    run.add_argument("--seeds", nargs="+", type=int, default=[0])
+    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="in this order")
+    run.add_argument("--seeds", nargs="+", type=int, default=[0], help="all arms of the first one come first")
+    run.add_argument("--queue", nargs="+", type=_arm_and_seed, metavar="ARM:SEED", help="exactly these")
     run.add_argument("--updates", type=int, default=4096, help="of each arm")
     run.add_argument("--mu", type=int, default=1024, help="updates per stage of the stale arms")
-    run.add_argument("--seconds", type=float, default=1e9, help="stop and save after this long")
-    run.add_argument("overrides", nargs="*", help="config keys, such as optimizer.learning_rate=3e-6")
-    collect = commands.add_parser("collect", help="summarise runs into small files")
-    collect.set_defaults(command=collect_runs)
-    collect.add_argument("--out", type=Path, default=RESULTS)
-    for command in (run, collect):
+    grid = commands.add_parser("grid", help="train the grid of the staleness law, as far as the time goes")
+    grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="of unprotected GRPO")
+    grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="of µ-GRPO beside it")
+    grid.add_argument(
+        "--rates",
+        nargs="+",
+        type=float,
+        default=[1e-6, 3e-6, 1e-5, 3e-5],
+        help="all µ of the first come first",
+    )
+    grid.add_argument("--updates", type=int, default=512, help="of each run")
+    grid.add_argument("--seeds", nargs="+", type=int, default=[0])
+    for command in (run, grid):
+        command.add_argument("--model", default="smollm2-135m", help="before the warm start")
+        command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+        command.add_argument("--seconds", type=float, default=1e9, help="all is saved and left before then")
+        command.add_argument("--keep", action="store_true", help="checkpoints and rollouts of finished runs")
+    gather = commands.add_parser("collect", help="summarise runs into small files")
+    gather.add_argument("--out", type=Path, default=RESULTS)
+    for command in (run, grid, gather):
         command.add_argument("--runs", type=Path, required=True, help="folder of all runs")
-    draw = commands.add_parser("draw", help="print the table and draw the figures")
-    draw.set_defaults(command=draw_results)
+    draw = commands.add_parser("draw", help="print the tables and draw the figures")
     draw.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    arguments.command(arguments)
+    draw.add_argument(
+        "--level",
+        type=float,
+        default=0.5,
+        help="a run whose accuracy ends below this share of its best collapsed",
+    )
+    return parser
 
 
-# -- run
+def _arm_and_seed(text: str) -> tuple[str, int]:
+    arm, _, seed = text.partition(":")
+    if arm not in ARMS or not seed.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}; possible: ARM:SEED with one of {', '.join(ARMS)}")
+    return arm, int(seed)
 
 
-def run_arms(arguments: argparse.Namespace) -> None:
-    """Warm start, then arm after arm; what is finished is not done again."""
-    deadline = time.monotonic() + arguments.seconds - MARGIN
-    runs: Path = arguments.runs
-    warm = runs / "warm-start"
-    start = runs / "warm-start-model"
-    if not start.exists():
-        say(what="warm start")
-        call(
-            ["sft", CONFIG, "--out", warm, f"model.source={arguments.model}", *arguments.overrides], deadline
-        )
-        call(["export", warm, start, "--dtype", "float32"], deadline)
-        say(what="warm start", accuracy=last(warm, "evaluation")["accuracy"])
-    for seed in arguments.seeds:
-        for arm in arguments.arms:
-            folder = runs / f"{arm}-seed{seed}"
-            if (folder / "done").exists():
-                continue
-            mu = 4 if "mu=4" in ARMS[arm] else arguments.mu
-            command = [
-                *("train", CONFIG, "--out", folder, f"seed={seed}", f"model.source={start}"),
-                *(f"batch.updates_per_stage={mu}", f"batch.stages={arguments.updates // mu}"),
-                *(override for override in ARMS[arm] if override != "mu=4"),
-                *(["sampling.slots=256"] if mu == 4 else []),
-                *arguments.overrides,
-                "warm_start.updates=0",
-            ]
-            if not call(command, deadline):
-                say(what="stopped", run=folder.name, updates=last(folder, "update").get("updates", 0))
-                return
-            (folder / "done").touch()
-            say(what="done", run=folder.name, **summary(folder))
-    say(what="all done")
+def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    runs = arguments.runs.resolve()
+    queue = Queue(arguments.jobs, arguments.seconds)
+    start = _warm_start(queue, runs, [f"model.source={arguments.model}", *overrides])
+    if start is not None:
+        settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
+        works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
+        if queue.run(works):
+            say(what="all done")
+    if queue.failed:
+        say(what="failed", runs=queue.failed)
+    return 1 if queue.failed else 0
 
 
-def call(command: list[Any], deadline: float) -> bool:
-    """Run `mugrpo`; True if it finished, False if it was stopped at the deadline and saved its state."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return False
-    process = subprocess.Popen([sys.executable, "-m", "mugrpo_jax.cli", *map(str, command)], cwd=ROOT)
-    try:
-        status = process.wait(left)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        return False
-    if status:
-        sys.exit(f"{' '.join(map(str, command))}: ended with status {status}")
-    return True
+def _warm_start(queue: Queue, runs: Path, overrides: list[str]) -> Path | None:
+    """The model that every run starts from; None if there was no time to finish it, or it failed."""
+    tuned, exported = runs / "warm-start", runs / "warm-start-export"
+    model = exported / "model"
+    tune = Work(tuned, ("sft", CONFIG, "--out", tuned, *overrides))
+    export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
+    if not export.done.exists():
+        shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
+    return model if queue.run([tune]) and queue.run([export]) else None
 
 
-# -- collect
+Setting = tuple[str, int, list[str]]  # the folder's name, µ, config keys
 
 
-def records(folder: Path) -> Iterator[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
-        yield json.loads(line)
+def _arms(arguments: argparse.Namespace) -> Iterator[Setting]:
+    chosen = arguments.queue or [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+    for arm, seed in chosen:
+        yield f"{arm}-seed{seed}", FRESH.get(arm, arguments.mu), [f"seed={seed}", *ARMS[arm]]
 
 
-def last(folder: Path, kind: str) -> dict[str, Any]:
-    return ([{}] + [record for record in records(folder) if record["kind"] == kind])[-1]
+def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
+    """Few problems are evaluated, often: they tell when a run collapses."""
+    evaluation = ["evaluation.every=128", "evaluation.problems=256", "evaluation.samples=2"]
+    pairs = [("grpo", mu) for mu in arguments.mu] + [("mu_grpo", mu) for mu in arguments.protected_mu]
+    for seed, rate, (objective, mu) in itertools.product(arguments.seeds, arguments.rates, pairs):
+        keys = [f"seed={seed}", f"objective.name={objective}", f"optimizer.learning_rate={rate}"]
+        rare = f"checkpoints.every={arguments.updates}"  # when it stops and when it ends
+        yield f"law/{objective}-mu{mu}-lr{rate:g}-seed{seed}", mu, [*keys, *evaluation, rare]
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    """What a run cost and where it got: seconds by part, tokens, accuracy at the end and at best."""
-    seconds: collections.Counter[str] = collections.Counter()
-    tokens: collections.Counter[str] = collections.Counter()
-    accuracy = []
-    for record in records(folder):
-        kind, spent = record["kind"], record["seconds"]
-        if kind == "stage":
-            for part in ("sample", "score_wait", "switch"):
-                seconds[part] += spent.get(part, 0.0)
-            tokens["generated"] += record["response_tokens"]
-        elif kind == "update":
-            seconds["update"] += spent["update"]
-            tokens["trained"] += int(record["response_tokens"])
-        elif kind == "evaluation":
-            accuracy.append(record["accuracy"])
-    parts = {name: round(value, 1) for name, value in seconds.items()}
-    return {
-        "seconds": parts | {"training": round(sum(seconds.values()), 1)},
-        "tokens": dict(tokens),
-        "first_accuracy": accuracy[0] if accuracy else None,
-        "last_accuracy": accuracy[-1] if accuracy else None,
-        "best_accuracy": max(accuracy, default=None),
-        "updates": last(folder, "update").get("updates", 0),
-    }
+def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str], start: Path) -> Work:
+    stages, rest = divmod(arguments.updates, mu)
+    if rest:
+        sys.exit(f"--updates: {arguments.updates} is not a multiple of µ = {mu}")
+    sizes = [f"batch.updates_per_stage={mu}", f"batch.stages={stages}"]
+    slots = _slots([*keys, *sizes])
+    last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides may have meant the warm start
+    command = ("train", CONFIG, "--out", folder, *keys, *sizes, *slots, *last_words)
+    return Work(folder, command, dropped=() if arguments.keep else HEAVY)
 
 
-def collect_runs(arguments: argparse.Namespace) -> None:
-    """One small JSON-lines file a run: its cost, its evaluations, and its updates in bins."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for folder in sorted(arguments.runs.glob("*-seed*")):
-        if not (folder / "metrics.jsonl").exists():
-            continue
-        path = arguments.out / f"{folder.name}.jsonl"
-        lines = [{"kind": "run", "run": folder.name, **facts(folder), **summary(folder)}, *binned(folder)]
-        path.write_text("".join(json.dumps(rounded(line)) + "\n" for line in lines))
-        say(wrote=os.path.relpath(path), lines=len(lines))
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    """What was run, and on what."""
-    import yaml
-
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    environment = folder / "environment.json"
-    return {
-        "objective": config["objective"],
-        "batch": config["batch"],
-        "optimizer": config["optimizer"],
-        "task": config["task"],
-        "seed": config["seed"],
-        "environment": json.loads(environment.read_text()) if environment.exists() else None,
-    }
-
-
-def binned(folder: Path) -> Iterator[dict[str, Any]]:
-    """Evaluations as they are, updates averaged over bins; `clock` is training time without evaluations."""
-    clock, pending = 0.0, []
-    for record in records(folder):
-        kind, spent = record["kind"], record["seconds"]
-        if kind == "stage":
-            clock += spent["generate"]
-        elif kind == "update":
-            clock += spent["update"]
-            pending.append(record)
-            if record["updates"] % BIN == 0:
-                means = {name: np.mean([r[name] for r in pending]) for name in KEPT if name in record}
-                yield {"kind": "updates", "updates": record["updates"], "clock": clock, **means}
-                pending = []
-        elif kind == "evaluation":
-            keep = {name: record[name] for name in ("updates", "accuracy", "standard_error")}
-            yield {"kind": "evaluation", "clock": clock, **keep}
-
-
-def rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    return float(f"{value:.5g}") if isinstance(value, (float, np.floating)) else value
-
-
-# -- draw
-
-
-def draw_results(arguments: argparse.Namespace) -> None:
-    """The table, as Markdown, and two figures beside the files."""
-    runs = [load(path) for path in sorted(arguments.results.glob("*.jsonl"))]
-    if not runs:
-        sys.exit(f"{arguments.results}: no results; run and collect first")
-    order = {arm: i for i, arm in enumerate(ARMS)}
-    runs.sort(key=lambda run: (order.get(arm_of(run), len(order)), run["seed"]))
-    print_table(runs)
-    draw_accuracy(runs, arguments.results / "accuracy.png")
-    draw_staleness(runs, arguments.results / "staleness.png")
-
-
-def load(path: Path) -> dict[str, Any]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    parts = {"evaluations": "evaluation", "bins": "updates"}
-    return lines[0] | {name: [line for line in lines if line["kind"] == kind] for name, kind in parts.items()}
-
-
-def arm_of(run: dict[str, Any]) -> str:
-    return run["run"].rsplit("-seed", 1)[0]
-
-
-def print_table(runs: list[dict[str, Any]]) -> None:
-    print("| run | updates | accuracy: start → end (best) | generate | update | switch | in all |")
-    print("|---|---|---|---|---|---|---|")
-    for run in runs:
-        spent = run["seconds"]
-        generate = spent.get("sample", 0) + spent.get("score_wait", 0)
-        accuracy = f"{run['first_accuracy']:.3f} → {run['last_accuracy']:.3f} ({run['best_accuracy']:.3f})"
-        parts = (generate, spent["update"], spent.get("switch", 0), spent["training"])
-        times = " | ".join(f"{part:.0f} s" for part in parts)
-        print(f"| {run['run']} | {run['updates']} | {accuracy} | {times} |")
-
-
-def styles(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each run with its line: a colour an arm, a dash pattern a seed."""
-    arms = list(dict.fromkeys(map(arm_of, runs)))
-    for run in runs:
-        yield (
-            run,
-            {
-                "color": f"C{arms.index(arm_of(run))}",
-                "linestyle": ("-", "--", ":", "-.")[run["seed"] % 4],
-                "label": run["run"].replace("-seed", ", seed "),
-            },
-        )
-
-
-def draw_accuracy(runs: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    for run, style in styles(runs):
-        points = run["evaluations"]
-        accuracy = [point["accuracy"] for point in points]
-        axes[0].plot([point["updates"] for point in points], accuracy, **style)
-        axes[1].plot([point["clock"] / 60 for point in points], accuracy, **style)
-    axes[0].set(xlabel="updates", ylabel="held-out accuracy")
-    axes[1].set(xlabel="minutes of training, evaluations left out")
-    axes[1].legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-
-
-def draw_staleness(runs: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    shown = {
-        "clipped/tokens": "clipped tokens",
-        "vetoed/tokens": "vetoed tokens",
-        "ratio/negative_tokens": "E[ρ | A < 0]",
-        "ess/tokens": "effective sample size",
-        "drift": "‖θ − θ of the stage's start‖",
-        "gradient_cosine": "cosine of consecutive gradients",
-    }
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True, layout="constrained")
-    for axis, (name, title) in zip(axes.flat, shown.items()):
-        for run, style in styles(runs):
-            points = [point for point in run["bins"] if name in point]
-            axis.plot([p["updates"] for p in points], [p[name] for p in points], linewidth=1, **style)
-        axis.set_title(title, fontsize=9)
-    axes[0, 0].legend(fontsize=6)
-    for axis in axes[1]:
-        axis.set_xlabel("updates")
-    figure.savefig(path, dpi=120)
-
-
-def say(**record: Any) -> None:
-    print(json.dumps(rounded(record)), flush=True)
+def _slots(keys: list[str]) -> list[str]:
+    """A stage of a few updates needs no more slots than it has responses."""
+    config = configs.load(CONFIG, keys)
+    responses = config.prompts_per_stage * config.batch.responses_per_prompt
+    wanted = config.sampling.slots
+    return [f"sampling.slots={responses}"] if wanted is not None and wanted > responses else []
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

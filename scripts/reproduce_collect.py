@@ -1,0 +1,163 @@
+"""What runs wrote into their folders, as small files that can be kept and drawn elsewhere."""
+
+import collections
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BIN = 32  # updates averaged into one line of the collected files
+KEPT = (
+    *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "triggered/negative_responses"),
+    *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
+    *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups"),
+)
+
+
+def collect(runs: Path, out: Path) -> None:
+    """One JSON-lines file for each arm and seed, and `law.jsonl` for the grid."""
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in _folders(runs):
+        about = {"kind": "run", "run": folder.name, **_facts(folder), **summary(folder)}
+        _write(out / f"{folder.name}.jsonl", [about, *_binned(folder)])
+    grid = [_law(folder) for folder in _folders(runs / "law") if last(folder, "update")]
+    if grid:
+        _write(out / "law.jsonl", sorted(grid, key=lambda r: (r["objective"], r["mu"], r["learning_rate"])))
+
+
+def say(**record: Any) -> None:
+    """One JSON line on the terminal."""
+    print(json.dumps(_plain(record), ensure_ascii=False), flush=True)
+
+
+def records(folder: Path) -> Iterator[dict[str, Any]]:
+    """The journal of a run; a line that is being written, or that a kill cut, is left out."""
+    path = folder / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue
+
+
+def last(folder: Path, kind: str) -> dict[str, Any]:
+    """The newest record of a kind, or nothing."""
+    return ([{}] + [record for record in records(folder) if record["kind"] == kind])[-1]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What a run cost and where it got: seconds by part, tokens, accuracy at the end and at best."""
+    seconds: collections.Counter[str] = collections.Counter()
+    tokens: collections.Counter[str] = collections.Counter()
+    accuracy, updates = [], 0
+    for record in records(folder):
+        kind, spent = record["kind"], record["seconds"]
+        if kind == "stage":
+            for part in ("sample", "score_wait", "switch"):
+                seconds[part] += spent.get(part, 0.0)
+            tokens["generated"] += record["response_tokens"]
+        elif kind == "update":
+            seconds["update"] += spent["update"]
+            tokens["trained"] += int(record["response_tokens"])
+            updates = record["updates"]
+        elif kind == "evaluation":
+            accuracy.append(record["accuracy"])
+    parts = {name: round(value, 1) for name, value in seconds.items()}
+    return {
+        "alone": not (folder / "shared_gpu").exists(),
+        "finished": (folder / "done").exists(),
+        "seconds": parts | {"training": round(sum(seconds.values()), 1)},
+        "tokens": dict(tokens),
+        "first_accuracy": accuracy[0] if accuracy else None,
+        "last_accuracy": accuracy[-1] if accuracy else None,
+        "best_accuracy": max(accuracy, default=None),
+        "updates": updates,
+    }
+
+
+def _folders(runs: Path) -> list[Path]:
+    return [path.parent for path in sorted(runs.glob("*-seed*/metrics.jsonl"))]
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What was run, and on what."""
+    import yaml
+
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    named = {name: config[name] for name in ("objective", "batch", "optimizer", "task", "sampling", "seed")}
+    return named | {"environment": json.loads((folder / "environment.json").read_text())}
+
+
+def _binned(folder: Path) -> Iterator[dict[str, Any]]:
+    """Evaluations as they are, updates averaged over bins; `clock` is training time without evaluations."""
+    clock, pending = 0.0, []
+    for record in records(folder):
+        kind, spent = record["kind"], record["seconds"]
+        if kind == "stage":
+            clock += spent["generate"]
+        elif kind == "update":
+            clock += spent["update"]
+            pending.append(record)
+            if record["updates"] % BIN == 0:
+                means = {name: np.mean([r[name] for r in pending]) for name in KEPT if name in record}
+                yield {"kind": "updates", "updates": record["updates"], "clock": clock, **means}
+                pending = []
+        elif kind == "evaluation":
+            keep = {name: record[name] for name in ("updates", "accuracy", "standard_error")}
+            yield {"kind": "evaluation", "clock": clock, **keep}
+
+
+def _law(folder: Path) -> dict[str, Any]:
+    """A run of the grid as the law sees it; null where something never happened."""
+    from mugrpo_jax.report import law, read_run
+
+    run = read_run(folder)
+    place = law.position(run)
+    updates, accuracy, errors = (
+        [record[name] for record in run.evaluations] for name in ("updates", "accuracy", "standard_error")
+    )
+    collapse = law.accuracy_collapse(updates, accuracy)
+    way = [law.critical_drift(run, update) for update in updates]
+    return {
+        "run": folder.name,
+        "finished": (folder / "done").exists(),
+        "objective": run.config.objective.name,
+        "mu": place.lag,
+        "learning_rate": place.learning_rate,
+        "seed": run.config.seed,
+        "lag_times_rate": place.lag_times_rate,
+        "updates": place.updates,
+        "accuracy_start": accuracy[0] if accuracy else None,
+        "accuracy_end": accuracy[-1] if accuracy else None,
+        "accuracy_best": max(accuracy, default=None),
+        "collapsed": collapse is not None,
+        "collapse": collapse,
+        "update_size": place.update_size,
+        "batch_drift": place.batch_drift,
+        "largest_drift": place.largest_drift,
+        "critical_drift": None if collapse is None else law.critical_drift(run, collapse),
+        "cosine": place.cosine,
+        "evaluations": {"updates": updates, "accuracy": accuracy, "standard_error": errors, "way": way},
+        "environment": run.environment,
+    }
+
+
+def _write(path: Path, lines: list[dict[str, Any]]) -> None:
+    text = (json.dumps(_plain(line), ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    path.write_text("".join(text))
+    say(wrote=os.path.relpath(path), lines=len(lines))
+
+
+def _plain(value: Any) -> Any:
+    """Five digits of every number, and null where there is none: JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,276 @@
+"""Tables, as Markdown, and figures from the files that `reproduce_collect` wrote."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from mugrpo_jax import objectives
+from mugrpo_jax.report import law
+
+Run = dict[str, Any]
+COLORS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]  # of a qualitative map
+MARKERS = "o^sDvP*X"
+DIAGNOSTICS = {
+    "clipped/tokens": "clipped tokens",
+    "vetoed/tokens": "vetoed tokens",
+    "ratio/negative_tokens": "mean ratio where A < 0",
+    "ess/tokens": "effective sample size / tokens",
+    "drift": "drift since the stage began",
+    "gradient_cosine": "cosine of consecutive gradients",
+}
+
+
+def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
+    """All that the files allow; `arms` is the order they are shown in."""
+    paths = sorted(results.glob("*-seed*.jsonl"))
+    grid = results / "law.jsonl"
+    if not paths and not grid.exists():
+        sys.exit(f"{results}: no results; run and collect first")
+    if paths:
+        runs = sorted(map(_load, paths), key=lambda run: (arms.index(run["arm"]), run["seed"]))
+        print("\n".join(_comparison_table(runs)))
+        _draw_accuracy(runs, results / "accuracy.png")
+        _draw_staleness(runs, results / "staleness.png")
+    if grid.exists():
+        rows = _load_law(grid, level)
+        print("\n".join(["", *_law_table(rows), "", *_law_constants(rows, level)]))
+        _draw_law(rows, results / "law.png")
+
+
+def _load(path: Path) -> Run:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    parts = {"evaluations": "evaluation", "bins": "updates"}
+    found = {name: [line for line in lines if line["kind"] == kind] for name, kind in parts.items()}
+    return lines[0] | {"arm": lines[0]["run"].rsplit("-seed", 1)[0]} | found
+
+
+# -- the comparison
+
+
+def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
+    """Accuracy of all runs, times of those that had the GPU to themselves."""
+    yield "| arm | seed | updates | start | end | best | generate | update | switch | in all |"
+    yield f"|{'---|' * 10}"
+    for run in runs:
+        accuracy = [_number(run[f"{when}_accuracy"], ".3f") for when in ("first", "last", "best")]
+        spent = run["seconds"]
+        parts = (
+            spent.get("sample", 0) + spent.get("score_wait", 0),
+            *(spent.get(name, 0) for name in ("update", "switch", "training")),
+        )
+        times = [f"{part:.0f} s" if run["alone"] else "–" for part in parts]
+        done = f"{run['updates']}{'' if run['finished'] else ' so far'}"
+        yield _row(run["arm"], run["seed"], done, *accuracy, *times)
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        same = [run for run in runs if run["arm"] == arm and run["finished"]]
+        if len(same) > 1:
+            ends = [np.mean([run[f"{when}_accuracy"] for run in same]) for when in ("first", "last", "best")]
+            shown = [f"{end:.3f}" for end in ends]
+            yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 4)
+
+
+def _row(*cells: Any) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}"
+
+
+def _colors(runs: Sequence[Run]) -> dict[str, Any]:
+    return {arm: COLORS[i % len(COLORS)] for i, arm in enumerate(dict.fromkeys(run["arm"] for run in runs))}
+
+
+def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
+    """Over updates: seeds thin, their mean thick. Over time: runs that were alone."""
+    colors = _colors(runs)
+    alone = [run for run in runs if run["alone"]]
+    figure, panels = plt.subplots(
+        1,
+        2 if alone else 1,
+        figsize=(11 if alone else 7, 4),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for arm, color in colors.items():
+        same = [_curve(run, "updates") for run in runs if run["arm"] == arm]
+        if len(same) > 1:
+            for x, y, _ in same:
+                panels[0, 0].plot(x, y, color=color, linewidth=0.7, alpha=0.4)
+        _band(panels[0, 0], _mean(same), color)
+    panels[0, 0].set(xlabel="updates", ylabel="held-out accuracy")
+    for run in alone:
+        x, y, error = _curve(run, "clock")
+        _band(panels[0, 1], (x / 60, y, error), colors[run["arm"]])
+    if alone:
+        panels[0, 1].set(xlabel="minutes of training, evaluations left out")
+    _finish(figure, colors, path)
+
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # places, accuracy, its standard error
+
+
+def _curve(run: Run, over: str) -> Curve:
+    points = run["evaluations"]
+    x, y, error = (np.array([p[name] for p in points]) for name in (over, "accuracy", "standard_error"))
+    return x, y, error
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """Over seeds, as far as all of them are; the error is that of one: the problems are the same."""
+    shortest = min(len(x) for x, _, _ in curves)
+    x, y, error = (np.mean([part[:shortest] for part in parts], axis=0) for parts in zip(*curves))
+    return x, y, error
+
+
+def _band(axis: Axes, curve: Curve, color: Any) -> None:
+    x, y, error = curve
+    axis.plot(x, y, color=color, linewidth=1.6, marker="o", markersize=2.5)
+    axis.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0)
+
+
+def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
+    colors = _colors(runs)
+    figure, panels = plt.subplots(2, 3, figsize=(13, 6), sharex=True, layout="constrained")
+    for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
+        for run in runs:
+            points = [point for point in run["bins"] if point.get(name) is not None]
+            style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
+            axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
+        axis.set_ylabel(label, fontsize=9)
+    for axis in panels[1]:
+        axis.set_xlabel("updates")
+    _finish(figure, colors, path)
+
+
+def _finish(figure: Any, colors: dict[str, Any], path: Path) -> None:
+    for axis in figure.axes:
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    lines = [plt.Line2D([], [], color=color, label=arm) for arm, color in colors.items()]
+    figure.legend(handles=lines, loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+# -- the law
+
+
+def _load_law(path: Path, level: float) -> list[Run]:
+    """Finished runs of the grid; what counts as a collapse is decided here, from their evaluations."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        seen = row["evaluations"]
+        row["collapse"] = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
+        fallen = row["collapse"] is not None
+        row["critical_drift"] = np.interp(row["collapse"], seen["updates"], seen["way"]) if fallen else None
+    return [row for row in rows if row["finished"]]
+
+
+def _law_table(rows: Sequence[Run]) -> Iterable[str]:
+    accuracy_and_after = "start | end | best | collapse at | t·η | G | R_batch | R_crit | cosine"
+    yield f"| objective | µ | η | S·η | {accuracy_and_after} |"
+    yield f"|{'---|' * 13}"
+    for row in rows:
+        collapse, rate = row["collapse"], row["learning_rate"]
+        accuracy = [_number(row[f"accuracy_{when}"], ".3f") for when in ("start", "end", "best")]
+        gone = None if collapse is None else collapse * rate
+        yield _row(
+            *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy),
+            *(
+                "–" if collapse is None else collapse,
+                _number(gone, ".1e"),
+                _number(row["update_size"], ".0f"),
+            ),
+            *(_number(row[name], ".3g") for name in ("batch_drift", "critical_drift")),
+            _number(row["cosine"], ".2f"),
+        )
+
+
+def _fits(rows: Sequence[Run]) -> dict[str, objectives.StalenessFit]:
+    """The constants of each objective of which there are runs that differ in µ or η."""
+    found = {}
+    for name in dict.fromkeys(row["objective"] for row in rows):
+        same = [row for row in rows if row["objective"] == name]
+        if len({(row["mu"], row["learning_rate"]) for row in same}) > 1:
+            found[name] = objectives.fit_staleness(
+                objectives.FinishedRun(row["mu"], row["learning_rate"], row["updates"], row["collapse"])
+                for row in same
+            )
+    return found
+
+
+def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
+    yield f"Collapsed: held-out accuracy ended below {level:g} times the best before it."
+    for name, fit in _fits(rows).items():
+        same = [row for row in rows if row["objective"] == name]
+        measured = [row["batch_drift"] / row["update_size"] for row in same if row["batch_drift"]]
+        trouble = (
+            f"{np.median(measured):.2g}, median of {len(measured)} runs" if measured else "never reached"
+        )
+        yield (
+            f"{name}: S·η up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), T·η up to "
+            f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}), by {len(same)} runs of which "
+            f"{sum(row['collapse'] is not None for row in same)} collapsed; R_batch / G: {trouble}."
+        )
+    reported = law.REPORTED
+    yield f"Reported for unprotected GRPO: S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}."
+
+
+def _between(interval: tuple[float, float]) -> str:
+    low, high = interval
+    if math.isinf(high):
+        return f"not reached at {low:.2g}"
+    return f"below {high:.2g}" if low == 0 else f"between {low:.2g} and {high:.2g}"
+
+
+def _draw_law(rows: Sequence[Run], path: Path) -> None:
+    """Accuracy at the end over S·η; hollow where the run collapsed."""
+    names = list(dict.fromkeys(row["objective"] for row in rows))
+    lags = sorted({row["mu"] for row in rows})
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    for row in rows:
+        color = COLORS[names.index(row["objective"])]
+        axis.errorbar(
+            row["lag_times_rate"],
+            row["accuracy_end"],
+            row["evaluations"]["standard_error"][-1],
+            color=color,
+            marker=MARKERS[lags.index(row["mu"]) % len(MARKERS)],
+            markerfacecolor=color if row["collapse"] is None else "white",
+            markersize=7,
+            linewidth=1,
+        )
+    axis.axhline(np.mean([row["accuracy_start"] for row in rows]), color="0.5", linewidth=1, linestyle="--")
+    for name, fit in _fits(rows).items():
+        low, high = fit.stale_interval
+        if low > 0 and math.isfinite(high):  # else there is no bound to draw
+            axis.axvspan(low, high, color=COLORS[names.index(name)], alpha=0.1, linewidth=0)
+            axis.axvline(fit.constants.stale, color=COLORS[names.index(name)], linewidth=1, linestyle=":")
+    axis.set(xscale="log", xlabel="S·η  (µ × learning rate)", ylabel="held-out accuracy at the end")
+    axis.set_ylim(bottom=0)
+    handles = [plt.Line2D([], [], color=COLORS[i], marker="o", ls="", label=n) for i, n in enumerate(names)]
+    handles += [
+        plt.Line2D([], [], color="0.4", marker=MARKERS[i % len(MARKERS)], ls="", label=f"µ = {lag}")
+        for i, lag in enumerate(lags)
+    ]
+    handles.append(plt.Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label="collapsed"))
+    handles.append(plt.Line2D([], [], color="0.5", ls="--", label="before training"))
+    handles.append(plt.Line2D([], [], color="0.5", ls=":", label="fitted bound, its interval"))
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,147 @@
+"""Runs of `mugrpo` one after the other or several at once on one GPU, as far as the time goes."""
+
+import collections
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from reproduce_collect import last, say, summary
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERY = 30.0  # seconds between two lines about what is under way
+SHOWN = 15  # last lines of the log of a run that failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A run: its folder and the arguments of `mugrpo` that make or continue it.
+
+    `dropped` are the parts of the folder that are deleted once it has finished.
+    """
+
+    folder: Path
+    command: tuple[Any, ...]
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes, beside its folder."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def done(self) -> Path:
+        """There once it has finished."""
+        return self.folder / "done"
+
+
+class Queue:
+    """Runs works in their order, `jobs` at a time, until its time is over.
+
+    Runs under way are then asked to stop (SIGTERM: they save, and the next call continues them), and killed
+    if they have not left when `seconds` have passed. A run that had company at any time has a file
+    `shared_gpu` in its folder: its wall-clock figures mean nothing.
+
+    Attributes:
+      failed: names of the runs that ended with an error; the next call tries them again.
+    """
+
+    def __init__(self, jobs: int, seconds: float) -> None:
+        self._jobs = jobs
+        self._margin = 20.0 + 5.0 * jobs  # what saving takes; checkpoints go to the same disk
+        self._end = time.monotonic() + seconds
+        self._running: dict[Work, subprocess.Popen[bytes]] = {}
+        self.failed: list[str] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hurry)
+
+    def run(self, works: Iterable[Work]) -> bool:
+        """Go through the works; True if all of them are done."""
+        works = list(works)
+        waiting = collections.deque(work for work in works if not work.done.exists())
+        told = time.monotonic()
+        while (waiting or self._running) and self._left() > 0:
+            while waiting and len(self._running) < self._jobs:
+                self._start(waiting.popleft())
+            time.sleep(0.5)
+            for work, process in list(self._running.items()):
+                if process.poll() is not None and self._left() > 0:  # later, it was stopped and not done
+                    del self._running[work]
+                    self._ended(work, process.returncode)
+            if time.monotonic() - told >= EVERY:
+                told = time.monotonic()
+                self._tell(len(waiting))
+        self._stop()
+        return all(work.done.exists() for work in works)
+
+    def _left(self) -> float:
+        return self._end - self._margin - time.monotonic()
+
+    def _hurry(self, number: int, frame: FrameType | None) -> None:
+        self._end = min(self._end, time.monotonic() + self._margin)
+
+    def _start(self, work: Work) -> None:
+        work.folder.mkdir(parents=True, exist_ok=True)
+        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / self._jobs:.3f}"}
+        with work.log.open("ab") as log:
+            self._running[work] = subprocess.Popen(
+                [sys.executable, "-m", "mugrpo_jax.cli", *map(str, work.command)],
+                cwd=ROOT,
+                env=share | os.environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if len(self._running) > 1:
+            for together in self._running:
+                (together.folder / "shared_gpu").touch()
+        say(what="start", run=work.folder.name, updates=_updates(work))
+
+    def _ended(self, work: Work, status: int) -> None:
+        if status:
+            self.failed.append(work.folder.name)
+            say(what="failed", run=work.folder.name, status=status, log=str(work.log), tail=tail(work.log))
+            return
+        work.done.touch()
+        for part in work.dropped:
+            shutil.rmtree(work.folder / part, ignore_errors=True)
+        say(what="done", run=work.folder.name, **summary(work.folder))
+
+    def _tell(self, waiting: int) -> None:
+        about = {
+            work.folder.name: {
+                "updates": _updates(work),
+                "accuracy": last(work.folder, "evaluation").get("accuracy"),
+            }
+            for work in self._running
+        }
+        say(what="progress", seconds_left=round(self._left()), waiting=waiting, running=about)
+
+    def _stop(self) -> None:
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        for work, process in self._running.items():
+            try:
+                process.wait(max(self._end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            say(what="stopped", run=work.folder.name, status=process.returncode, updates=_updates(work))
+        self._running.clear()
+
+
+def tail(log: Path) -> list[str]:
+    """The last lines of a log; of a progress bar, which returns to its beginning, each state is one."""
+    lines = re.split(r"[\r\n]+", log.read_bytes()[-65536:].decode(errors="replace"))
+    return [line for line in lines if line.strip()][-SHOWN:]
+
+
+def _updates(work: Work) -> int:
+    return last(work.folder, "update").get("updates", 0)
