@@ -1,16 +1,22 @@
 """Responses on their way from the sampler and the scorer into shards."""
 
+import collections
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 
 from mugrpo_jax.rollouts import Group, Rollout, Stage
 from mugrpo_jax.sampling import Response
-from mugrpo_jax.tasks import Score
+from mugrpo_jax.tasks import Problem, Score
+
+_Scored = tuple[Response, "Future[Score]"]
 
 
 class ShardCollector:
-    """Commits a shard when its last response is scored.
+    """Commits a shard when its last response is scored; a thread of its own writes, while sampling goes on.
+
+    A context manager: leaving it waits for what is being written.
 
     Attributes:
       reward: sum of the rewards committed so far.
@@ -18,45 +24,73 @@ class ShardCollector:
       write_seconds: spent on putting shards on disk.
     """
 
-    def __init__(self, stage: Stage, problem_ids: Mapping[int, str], group: int) -> None:
-        """Collect for `stage`; `problem_ids` by prompt index, `group` responses to each prompt."""
-        self.stage, self.problem_ids, self.group = stage, problem_ids, group
-        self.responses: dict[int, dict[int, tuple[Response, Future[Score]]]] = {}
-        self.full: list[int] = []
+    def __init__(self, stage: Stage, problems: Mapping[int, Problem], group: int) -> None:
+        """Collect for `stage`; `problems` by prompt index, `group` responses to each prompt."""
+        self.stage, self.problems, self.group = stage, problems, group
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
-        self._left: dict[int, int] = {}
+        self._filling: dict[int, list[_Scored]] = collections.defaultdict(list)
+        self._unscored: dict[int, list[Future[Score]]] = {}  # of full shards; the first may be done already
+        self._writer = ThreadPoolExecutor(1, "shards")
+        self._writing: collections.deque[Future[None]] = collections.deque()
+
+    def __enter__(self) -> "ShardCollector":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.shutdown()
 
     def add(self, response: Response, score: "Future[Score]") -> None:
         """Take a response and the future of its score; commit the shards that are complete."""
-        self.responses.setdefault(response.index, {})[response.sample] = (response, score)
         shard = response.index // self.stage.prompts_per_shard
-        left = self._left.setdefault(shard, len(self.stage.shard_prompts(shard)) * self.group) - 1
-        self._left[shard] = left
-        if not left:
-            self.full.append(shard)
-        self.finish(wait=False)
+        filling = self._filling[shard]
+        filling.append((response, score))
+        if len(filling) == len(self.stage.shard_prompts(shard)) * self.group:
+            self._unscored[shard] = [score for _, score in filling]
+        if self._unscored:
+            self._commit()
 
-    def finish(self, *, wait: bool = True) -> None:
-        """Commit complete shards; without `wait`, only those whose scores are all in."""
-        for shard in list(self.full):
-            prompts = self.stage.shard_prompts(shard)
-            futures = [score for i in prompts for _, score in self.responses[i].values()]
-            if wait or all(future.done() for future in futures):
-                groups = [self._group(i) for i in prompts]
-                started = time.monotonic()
-                self.stage.write_shard(shard, groups)
-                self.write_seconds += time.monotonic() - started
-                self.full.remove(shard)
+    def finish(self, *, wait: bool = True) -> float:
+        """Commit complete shards and wait until they are on disk; seconds that passed waiting for scores.
 
-    def _group(self, index: int) -> Group:
-        responses = self.responses.pop(index)
+        Without `wait`, only those whose scores are all in.
+        """
+        started = time.monotonic()
+        for score in [score for scores in self._unscored.values() for score in scores if wait]:
+            score.result()
+        waited = time.monotonic() - started
+        self._commit()
+        while self._writing:
+            self._writing.popleft().result()
+        return waited
+
+    def _commit(self) -> None:
+        """Send full shards whose scores are in to the writer."""
+        for shard, scores in list(self._unscored.items()):
+            while scores and scores[-1].done():
+                scores.pop()
+            if not scores:
+                del self._unscored[shard]
+                self._writing.append(self._writer.submit(self._write, shard, self._filling.pop(shard)))
+        while self._writing and self._writing[0].done():
+            self._writing.popleft().result()  # what went wrong there is said here
+
+    def _write(self, shard: int, responses: list[_Scored]) -> None:
+        started = time.monotonic()
+        groups: dict[int, list[_Scored]] = {index: [] for index in self.stage.shard_prompts(shard)}
+        for response, score in sorted(responses, key=lambda scored: scored[0].sample):
+            groups[response.index].append((response, score))
+        self.stage.write_shard(shard, [self._group(index, group) for index, group in groups.items()])
+        self.write_seconds += time.monotonic() - started
+
+    def _group(self, index: int, responses: list[_Scored]) -> Group:
         rollouts = []
-        for sample in range(self.group):
-            response, future = responses[sample]
+        for response, future in responses:
             score = future.result()
             self.reward += score.value
-            self.scored += 1
             rollouts.append(
                 Rollout(response.tokens, response.logprobs, score.value, response.finish_reason, score.status)
             )
-        return Group(index, self.problem_ids[index], response.prompt_tokens, tuple(rollouts))
+        self.scored += len(rollouts)
+        return Group(index, self.problems[index].id, responses[0][0].prompt_tokens, tuple(rollouts))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
-from mugrpo_jax.sampling import Request, request_seeds
+from mugrpo_jax.sampling import Request, read_ahead, request_seeds
 from mugrpo_jax.tasks import Problem, Task, load_task
 from mugrpo_jax.tasks.scoring import STATUSES, Scorer, make_scorer
 from mugrpo_jax.trackers import check_trackers, open_trackers
@@ -72,6 +73,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self._resources = contextlib.ExitStack()
+        gc.freeze()  # model, task and modules stay: collections need not walk through them again and again
+        self._resources.callback(gc.unfreeze)
         self._report = LiveReport(self.run.folder, self.policy)
         self._resources.callback(self._report.finish)
         for tracker in open_trackers(self.config, self.run.folder) if jax.process_index() == 0 else ():
@@ -219,38 +222,39 @@ class Job:
             self._leave_if_stopped()
         seconds["generate"] = time.monotonic() - started
         seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
-        if jax.process_index() == 0:
-            stage.commit(seconds)
+        manifest = stage.commit(seconds) if jax.process_index() == 0 else None
         distributed.gather("manifest", None)
-        return stage.manifest() or {}
+        return manifest or stage.manifest() or {}
 
     def _generate_shards(
         self, params: Any, stage: Stage, stage_index: int, shards: list[int]
     ) -> dict[str, float]:
         """Generate and commit shards; how long its parts took."""
         group = self.config.batch.responses_per_prompt
-        problems = {i: self._problem(stage_index, i) for shard in shards for i in stage.shard_prompts(shard)}
-        temperature = self.config.sampling.temperature
-        requests = [self._request(stage_index, i, p, group, temperature) for i, p in problems.items()]
-        collector = ShardCollector(stage, {i: problem.id for i, problem in problems.items()}, group)
-        title = f"stage {stage_index}: generate"
+        prompts = [i for shard in shards for i in stage.shard_prompts(shard)]
+        problems: dict[int, Problem] = {}  # filled as their requests are made
+
+        def requests() -> Iterator[Request]:
+            for i in prompts:
+                problems[i] = self._problem(stage_index, i)
+                yield self._request(stage_index, i, problems[i], group, self.config.sampling.temperature)
+
         with (
             self.policy.sampler(params) as sampler,
-            progress.bar(len(requests) * group, title, "resp") as bar,
+            ShardCollector(stage, problems, group) as collector,
+            progress.bar(len(prompts) * group, f"stage {stage_index}: generate", "resp") as bar,
         ):
             started = time.monotonic()
-            for response in sampler.run(requests):
+            for response in sampler.run(read_ahead(requests())):
                 text = self.policy.tokenizer.decode(response.tokens)
                 collector.add(response, self._scorer.submit(text, problems[response.index]))
                 progress.show_sampling(bar, sampler, collector)
                 if self.stop.requested:
                     break
-            sampled, written = time.monotonic(), collector.write_seconds
-            collector.finish(wait=not self.stop.requested)
-            waited = time.monotonic() - sampled - (collector.write_seconds - written)
+            sampled = time.monotonic()
             return {
                 "sample": sampled - started,
-                "score_wait": waited,
+                "score_wait": collector.finish(wait=not self.stop.requested),
                 "write": collector.write_seconds,
                 "occupancy": sampler.stats.occupancy,
                 "decode_steps": sampler.stats.steps,

@@ -94,7 +94,6 @@ class Stage:
         summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
         write_json(path.with_suffix(".json"), summary)
         os.replace(temporary, path)
-        _flush(self.folder)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write the manifest once every shard is there, with how long it took, and return it."""

@@ -10,6 +10,7 @@ from mugrpo_jax.sampling.plan import plan_sampler as plan_sampler
 from mugrpo_jax.sampling.programs import lower_decode as lower_decode
 from mugrpo_jax.sampling.requests import Request as Request
 from mugrpo_jax.sampling.requests import Response as Response
+from mugrpo_jax.sampling.requests import read_ahead as read_ahead
 from mugrpo_jax.sampling.requests import request_seeds as request_seeds
 from mugrpo_jax.sampling.sampler import Sampler as Sampler
 from mugrpo_jax.sampling.sampler import Stats as Stats

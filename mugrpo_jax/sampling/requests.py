@@ -1,7 +1,9 @@
 """What goes into the sampler and what comes out: plain frozen records of tokens."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -82,6 +84,16 @@ class Response:
     tokens: np.ndarray
     logprobs: np.ndarray
     finish_reason: Literal["stop", "length"]
+
+
+def read_ahead(requests: Iterable[Request], count: int = 64) -> Iterator[Request]:
+    """The same requests in the same order, made by another thread, `count` ahead of the one that is taken."""
+    source = iter(requests)
+    with ThreadPoolExecutor(1, "requests") as thread:
+        coming = thread.submit(lambda: list(itertools.islice(source, count)))
+        while here := coming.result():
+            coming = thread.submit(lambda: list(itertools.islice(source, count)))
+            yield from here
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:

@@ -4,6 +4,7 @@ Both forms offer `submit(text, problem) -> Future[Score]`, `score_all(pairs)` an
 overlaps generation or follows it. An item that cannot be scored keeps its status: no zero is silent.
 """
 
+import functools
 import json
 import math
 import os
@@ -125,6 +126,14 @@ def judge(reward: RewardFunction, text: str, problem: Problem) -> Score:
         return Score(math.nan, "error", f"{type(error).__name__}: {error}"[:_DETAIL])
 
 
+@functools.lru_cache(maxsize=256)
+def _done(score: Score) -> "Future[Score]":
+    """A future that holds a score. Most responses have one of few scores, and equal ones share theirs."""
+    future: Future[Score] = Future()
+    future.set_result(score)
+    return future
+
+
 class InlineScorer(Scorer):
     """Scores where it is called: no processes, no deadline."""
 
@@ -134,9 +143,7 @@ class InlineScorer(Scorer):
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Score now; the future is done."""
-        future: Future[Score] = Future()
-        future.set_result(self._count(judge(self._reward, text, problem)))
-        return future
+        return _done(self._count(judge(self._reward, text, problem)))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -176,9 +183,7 @@ class ScoringPool(Scorer):
         settled = None if self._settled is None else self._settled(text, problem)
         if settled is None:
             return self._threads.submit(self._score, text, problem)
-        future: Future[Score] = Future()
-        future.set_result(self._count(Score(settled)))
-        return future
+        return _done(self._count(Score(settled)))
 
     def close(self) -> None:
         """Drop what waits and end the workers."""
