@@ -44,9 +44,9 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def last(folder: Path, kind: str) -> dict[str, Any]:
-    """The newest record of a kind, or nothing."""
-    return ([{}] + [record for record in records(folder) if record["kind"] == kind])[-1]
+def last(folder: Path, kind: str | None = None) -> dict[str, Any]:
+    """The newest record, or the newest of a kind; empty if there is none."""
+    return ([{}] + [record for record in records(folder) if kind in (None, record["kind"])])[-1]
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -144,4 +144,5 @@ def tail(log: Path) -> list[str]:
 
 
 def _updates(work: Work) -> int:
-    return last(work.folder, "update").get("updates", 0)
+    """Updates done; those of a warm start count up to 0."""
+    return last(work.folder).get("updates", 0)
