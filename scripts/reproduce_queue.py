@@ -17,6 +17,7 @@ from typing import Any
 from reproduce_collect import last, say, summary
 
 ROOT = Path(__file__).resolve().parent.parent
+MUGRPO = (sys.executable, "-m", "mugrpo_jax.cli")
 EVERY = 30.0  # seconds between two lines about what is under way
 SHOWN = 15  # last lines of the log of a run that failed
 
@@ -93,7 +94,7 @@ class Queue:
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / self._jobs:.3f}"}
         with work.log.open("ab") as log:
             self._running[work] = subprocess.Popen(
-                [sys.executable, "-m", "mugrpo_jax.cli", *map(str, work.command)],
+                [*MUGRPO, *map(str, work.command)],
                 cwd=ROOT,
                 env=share | os.environ,
                 stdout=log,

@@ -1,0 +1,156 @@
+"""The scripts of the reproduction: queue, collected files, tables and figures, on runs that cost nothing."""
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "report")]
+reproduce = importlib.import_module("reproduce")
+reproduce_collect = importlib.import_module("reproduce_collect")
+reproduce_queue = importlib.import_module("reproduce_queue")
+write_run = importlib.import_module("synthetic").write_run
+Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
+
+# What `mugrpo` does, in small: it ends well, fails, or waits until it is asked to stop (and ends next time).
+FAKE = """
+import os, signal, sys, time
+from pathlib import Path
+what, folder = sys.argv[1], Path(sys.argv[2])
+(folder / "memory").write_text(os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"])
+if what == "fails":
+    sys.exit("\\n".join(f"line {i}" for i in range(40)) + "\\rlast words")
+if what == "waits" and not (folder / "half").exists():
+    signal.signal(signal.SIGTERM, lambda *_: ((folder / "half").touch(), sys.exit(0)))
+    (folder / "ready").touch()
+    time.sleep(60)
+time.sleep(float(what) if what[0].isdigit() else 0)
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.setattr(reproduce_queue, "MUGRPO", (sys.executable, "-c", FAKE))
+    monkeypatch.setattr(reproduce_queue.signal, "signal", lambda *_: None)  # pytest keeps its own
+
+    def make(name, what="ends", dropped=()):
+        return Work(tmp_path / name, (what, tmp_path / name), dropped)
+
+    return make
+
+
+def said(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
+    works = [work("a", "fails"), work("b", "1.5"), work("c", dropped=("checkpoints",))]
+    (works[2].folder / "checkpoints").mkdir(parents=True)
+    queue = Queue(jobs=2, seconds=60)
+    assert not queue.run(works)
+    assert queue.failed == ["a"] and [w.done.exists() for w in works] == [False, True, True]
+    (failure,) = [record for record in said(capsys) if record["what"] == "failed"]
+    assert failure["status"] == 1 and len(failure["tail"]) == 15 and failure["tail"][-1] == "last words"
+    assert not (works[2].folder / "checkpoints").exists()
+    # All three had company at some time, and each its share of the memory.
+    assert all((w.folder / "shared_gpu").exists() for w in works)
+    assert (works[0].folder / "memory").read_text() == "0.450"
+
+
+def test_runs_one_at_a_time_were_alone(work):
+    works = [work("a"), work("b")]
+    assert Queue(jobs=1, seconds=60).run(works)
+    assert not any((w.folder / "shared_gpu").exists() for w in works)
+    assert reproduce_collect.summary(works[0].folder)["alone"]
+
+
+def test_what_is_stopped_at_the_deadline_is_continued_by_the_next_call(work, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce_queue, "EVERY", 0.5)
+    works = [work("a"), work("b", "waits"), work("c")]
+    assert not Queue(jobs=1, seconds=25 + 2).run(works)  # a margin of 25 s is left to save in
+    records = said(capsys)
+    assert [r["run"] for r in records if r["what"] == "stopped"] == ["b"]
+    assert any("b" in r["running"] for r in records if r["what"] == "progress")
+    assert works[0].done.exists() and (works[1].folder / "half").exists() and not works[1].done.exists()
+    assert Queue(jobs=1, seconds=60).run(works)
+    assert [r["run"] for r in said(capsys) if r["what"] == "start"] == ["b", "c"]  # what is done stays so
+
+
+def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
+    parse = reproduce._parser().parse_args
+    both = parse(["run", "--runs", "r", "--arms", "p3o", "m2po", "--seeds", "1", "0"])
+    assert [name for name, _, _ in reproduce._arms(both)] == [
+        "p3o-seed1",
+        "m2po-seed1",
+        "p3o-seed0",
+        "m2po-seed0",
+    ]
+    named = parse(["run", "--runs", "r", "--queue", "grpo-mu4:2", "mu_grpo:0"])
+    assert [(name, mu) for name, mu, _ in reproduce._arms(named)] == [
+        ("grpo-mu4-seed2", 4),
+        ("mu_grpo-seed0", 1024),
+    ]
+    grid = list(reproduce._grid(parse(["grid", "--runs", "r"])))
+    assert len(grid) == 16 and grid[3][0] == "law/mu_grpo-mu512-lr1e-06-seed0"
+    with pytest.raises(SystemExit, match="not a multiple of µ = 1000"):
+        reproduce._work(Path("x"), 1000, both, [], Path("model"))
+
+
+def test_a_short_stage_gets_no_more_slots_than_responses():
+    arguments = reproduce._parser().parse_args(["run", "--runs", "r"])
+    for mu, slots in ((4, ["sampling.slots=256"]), (1024, [])):
+        command = reproduce._work(Path("x"), mu, arguments, [], Path("model")).command
+        assert [key for key in command if str(key).startswith("sampling.")] == slots
+
+
+def test_runs_are_collected_and_drawn(tmp_path, capsys):
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for name, seed in (("mu_grpo", 0), ("mu_grpo", 1), ("grpo-mu4", 0)):
+        folder = write_run(runs / f"{name}-seed{seed}", mu=32, seed=seed, overrides=[f"seed={seed}"])
+        (folder / "done").touch()
+    (runs / "mu_grpo-seed1" / "shared_gpu").touch()
+    for mu, rate in ((8, 1e-5), (8, 1e-3), (32, 1e-5), (32, 1e-3)):
+        folder = write_run(
+            runs / "law" / f"grpo-mu{mu}-lr{rate:g}-seed0",
+            stages=64 // mu,
+            mu=mu,
+            rate=rate,
+            overrides=["objective.name=grpo"],
+        )
+        (folder / "done").touch()
+    lose_all(folder)
+    shutil.copytree(folder, runs / "law" / "grpo-mu32-lr1-seed1")
+    (runs / "law" / "grpo-mu32-lr1-seed1" / "done").unlink()  # one that is still under way
+
+    reproduce_collect.collect(runs, out)
+    lines = [json.loads(line) for line in (out / "law.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 and [line["collapse"] for line in lines[-2:]] == [16, 16]
+    assert sum(line["collapsed"] for line in lines) == 2
+    assert lines[0]["lag_times_rate"] == 8e-5 and lines[0]["update_size"] == pytest.approx(1000)
+    capsys.readouterr()
+
+    pytest.importorskip("matplotlib")
+    from reproduce_draw import draw
+
+    draw(out, list(reproduce.ARMS), level=0.5)
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("| mu_grpo")]
+    assert [row.count("–") for row in rows] == [0, 4, 4]  # times of the run that was alone
+    assert "mean of 2" in rows[2]
+    assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
+    for name in ("accuracy", "staleness", "law"):
+        assert (out / f"{name}.png").stat().st_size > 10_000
+
+
+def lose_all(folder):
+    """Let the accuracy of a run be 0 from its second evaluation on."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    for line in [line for line in lines if line["kind"] == "evaluation"][1:]:
+        line["accuracy"] = 0.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
