@@ -62,11 +62,13 @@ def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
     assert (works[0].folder / "memory").read_text() == "0.450"
 
 
-def test_runs_one_at_a_time_were_alone(work):
+def test_runs_one_at_a_time_were_alone(work, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     works = [work("a"), work("b")]
     assert Queue(jobs=1, seconds=60).run(works)
     assert not any((w.folder / "shared_gpu").exists() for w in works)
     assert reproduce_collect.summary(works[0].folder)["alone"]
+    assert (works[0].folder / "memory").read_text() == "0.3"  # what the user says holds
 
 
 def test_what_is_stopped_at_the_deadline_is_continued_by_the_next_call(work, capsys, monkeypatch):
