@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -82,6 +82,9 @@ class Job:
             self._resources.callback(tracker.close)
         self._resources.callback(self.checkpoints.close)
         self._in_flight = InFlight(lambda *_: None)  # of the stage under way
+        self._ahead: dict[
+            Any, tuple[dict[int, Problem], Iterator[Request]]
+        ] = {}  # requests of the next stage
         self._saved = 0  # updates done at the newest checkpoint
         self._built: training.UpdateStep | None = None
 
@@ -224,6 +227,11 @@ class Job:
         seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
         manifest = stage.commit(seconds) if jax.process_index() == 0 else None
         distributed.gather("manifest", None)
+        if (
+            stage_index + 1 < self.config.stages.stop
+        ):  # the first requests of the next, while this is optimised
+            following = stage_index + 1, _prompts(stage, mine)
+            self._ahead = {following: self._requests(*following)}
         return manifest or stage.manifest() or {}
 
     def _generate_shards(
@@ -231,21 +239,15 @@ class Job:
     ) -> dict[str, float]:
         """Generate and commit shards; how long its parts took."""
         group = self.config.batch.responses_per_prompt
-        prompts = [i for shard in shards for i in stage.shard_prompts(shard)]
-        problems: dict[int, Problem] = {}  # filled as their requests are made
-
-        def requests() -> Iterator[Request]:
-            for i in prompts:
-                problems[i] = self._problem(stage_index, i)
-                yield self._request(stage_index, i, problems[i], group, self.config.sampling.temperature)
-
+        wanted = stage_index, _prompts(stage, shards)
+        problems, requests = self._ahead.pop(wanted) if wanted in self._ahead else self._requests(*wanted)
         with (
             self.policy.sampler(params) as sampler,
             ShardCollector(stage, problems, group) as collector,
-            progress.bar(len(prompts) * group, f"stage {stage_index}: generate", "resp") as bar,
+            progress.bar(len(wanted[1]) * group, f"stage {stage_index}: generate", "resp") as bar,
         ):
             started = time.monotonic()
-            for response in sampler.run(read_ahead(requests())):
+            for response in sampler.run(requests):
                 text = self.policy.tokenizer.decode(response.tokens)
                 collector.add(response, self._scorer.submit(text, problems[response.index]))
                 progress.show_sampling(bar, sampler, collector)
@@ -297,6 +299,20 @@ class Job:
         train = self.task.train
         passes, place = divmod(stage_index * self.config.prompts_per_stage + index, len(train))
         return train[int(_order(self.config.seed, passes, len(train))[place])]
+
+    def _requests(
+        self, stage_index: int, prompts: Sequence[int]
+    ) -> tuple[dict[int, Problem], Iterator[Request]]:
+        """Requests of a stage, made as they are needed, and the problems of those that have been made."""
+        problems: dict[int, Problem] = {}
+        group, temperature = self.config.batch.responses_per_prompt, self.config.sampling.temperature
+
+        def make() -> Iterator[Request]:
+            for i in prompts:
+                problems[i] = self._problem(stage_index, i)
+                yield self._request(stage_index, i, problems[i], group, temperature)
+
+        return problems, read_ahead(make())
 
     def _request(
         self,
@@ -499,6 +515,10 @@ def _claim(folder: Path, config: RunConfig) -> RunFolder:
                 run = RunFolder(folder, config)
     assert run is not None
     return run
+
+
+def _prompts(stage: Stage, shards: Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for shard in shards for i in stage.shard_prompts(shard))
 
 
 @functools.lru_cache(maxsize=2)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -87,13 +87,20 @@ class Response:
 
 
 def read_ahead(requests: Iterable[Request], count: int = 64) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread, `count` ahead of the one that is taken."""
-    source = iter(requests)
-    with ThreadPoolExecutor(1, "requests") as thread:
-        coming = thread.submit(lambda: list(itertools.islice(source, count)))
-        while here := coming.result():
-            coming = thread.submit(lambda: list(itertools.islice(source, count)))
-            yield from here
+    """The same requests in the same order, made by another thread: the first `count` from now on, and
+    then so many ahead of the one that is taken."""
+    source, thread = iter(requests), ThreadPoolExecutor(1, "requests")
+
+    def make() -> list[Request]:
+        return list(itertools.islice(source, count))
+
+    def take(coming: Future[list[Request]]) -> Iterator[Request]:
+        with thread:
+            while here := coming.result():
+                coming = thread.submit(make)
+                yield from here
+
+    return take(thread.submit(make))
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:

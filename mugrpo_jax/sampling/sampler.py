@@ -113,6 +113,7 @@ class Sampler:
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")
         self._under_way: Future[_Loop] | None = None
+        self._left_behind = False  # whether slots may still hold samples of a run that was given up
 
     def __enter__(self) -> "Sampler":
         return self
@@ -133,7 +134,6 @@ class Sampler:
 
         With `top_k` or `top_p` also the programs for runs that truncate so, beside those that do not.
         """
-        self._clear()
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self._run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
@@ -155,18 +155,18 @@ class Sampler:
 
     def _serve(self, requests: Iterator[Request]) -> Iterator[Response]:
         self.stats = Stats(self.plan.slots)
-        self._clear()
+        self._settle()
+        if self._left_behind:
+            rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
+            self._slots = dataclasses.replace(self._slots, rows=rows)
+        self._left_behind = True
         run = _Run(self, requests)
         while run.fill():
             run.launch()
             yield from run.collect()
             run.wait()
+        self._left_behind = False
         yield from run.collect()
-
-    def _clear(self) -> None:
-        self._settle()
-        rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
-        self._slots = dataclasses.replace(self._slots, rows=rows)
 
     def _settle(self) -> None:
         """Wait for a loop that is still under way, as after a run that was given up: it holds the slots."""

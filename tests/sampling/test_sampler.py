@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 from mugrpo_jax.models import logits, make_mesh, token_logprobs
-from mugrpo_jax.sampling import Request, Sampler, request_seeds, transform_logits
+from mugrpo_jax.sampling import Request, Sampler, read_ahead, request_seeds, transform_logits
 
 
 @pytest.fixture
@@ -111,6 +111,42 @@ def test_an_interrupted_run_continues_with_the_same_tokens(sampler, mixed, resul
     rest = results(sampler, [request for request in singles if names[request.index] not in done])
     assert 0 < len(rest) < len(wanted)
     assert done | {names[index]: value for (index, _), value in rest.items()} == wanted
+
+
+def test_requests_may_come_one_by_one_and_are_taken_as_slots_need_them(sampler, mixed, results, wanted):
+    many = [
+        dataclasses.replace(request, index=12 * i + request.index) for i in range(10) for request in mixed
+    ]
+    taken = []
+    run = sampler.run(taken.append(request) or request for request in many)
+    first = next(run)
+    assert 0 < len(taken) <= sampler.plan.slots + 12 < len(many)
+    answers = {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in [first, *run]}
+    assert len(taken) == len(many)
+    assert answers == {(12 * i + at, n): value for (at, n), value in wanted.items() for i in range(10)}
+
+
+def test_a_bad_request_of_an_iterator_is_refused_in_its_turn(sampler, mixed):
+    run = sampler.run(iter([*mixed, Request([1] * 17, [1], 4, index=77)]))
+    with pytest.raises(ValueError, match="request 77: prompt of 17 tokens exceeds max_prompt=16"):
+        list(run)
+
+
+def test_requests_read_ahead_are_the_same_in_order_and_so_is_an_error():
+    made = []
+
+    def requests():
+        for i in range(7):
+            made.append(i)
+            yield Request([1], [1], 1, index=i)
+        raise ValueError("the eighth")
+
+    ahead = read_ahead(requests(), 2)
+    assert [next(ahead).index for _ in range(3)] == [0, 1, 2]
+    assert len(made) <= 6  # two were under way beyond the two that the last one came with
+    assert [next(ahead).index for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(ValueError, match="the eighth"):
+        list(ahead)
 
 
 def test_different_seeds_give_different_samples(sampler):
