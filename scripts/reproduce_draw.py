@@ -1,5 +1,6 @@
 """Tables, as Markdown, and figures from the files that `reproduce_collect` wrote."""
 
+import itertools
 import json
 import math
 import sys
@@ -14,6 +15,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from mugrpo_jax import objectives
 from mugrpo_jax.report import law
@@ -116,7 +119,7 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
         _band(panels[0, 1], (x / 60, y, error), colors[run["arm"]])
     if alone:
         panels[0, 1].set(xlabel="minutes of training, evaluations left out")
-    _finish(figure, colors, path)
+    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # places, accuracy, its standard error
@@ -152,15 +155,14 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
         axis.set_ylabel(label, fontsize=9)
     for axis in panels[1]:
         axis.set_xlabel("updates")
-    _finish(figure, colors, path)
+    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
 
 
-def _finish(figure: Any, colors: dict[str, Any], path: Path) -> None:
+def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
     for axis in figure.axes:
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
-    lines = [plt.Line2D([], [], color=color, label=arm) for arm, color in colors.items()]
-    figure.legend(handles=lines, loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -173,9 +175,10 @@ def _load_law(path: Path, level: float) -> list[Run]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         seen = row["evaluations"]
-        row["collapse"] = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
-        fallen = row["collapse"] is not None
-        row["critical_drift"] = np.interp(row["collapse"], seen["updates"], seen["way"]) if fallen else None
+        collapse = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
+        if collapse != row["collapse"]:  # another level than that of the file
+            way = None if collapse is None else float(np.interp(collapse, seen["updates"], seen["way"]))
+            row |= {"collapse": collapse, "critical_drift": way}
     return [row for row in rows if row["finished"]]
 
 
@@ -217,13 +220,12 @@ def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
     for name, fit in _fits(rows).items():
         same = [row for row in rows if row["objective"] == name]
         measured = [row["batch_drift"] / row["update_size"] for row in same if row["batch_drift"]]
-        trouble = (
-            f"{np.median(measured):.2g}, median of {len(measured)} runs" if measured else "never reached"
-        )
+        median = f" at R_batch / G = {np.median(measured):.2g} (median)" if measured else ""
         yield (
             f"{name}: S·η up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), T·η up to "
             f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}), by {len(same)} runs of which "
-            f"{sum(row['collapse'] is not None for row in same)} collapsed; R_batch / G: {trouble}."
+            f"{sum(row['collapse'] is not None for row in same)} collapsed; a stage came into trouble "
+            f"in {len(measured)}{median}."
         )
     reported = law.REPORTED
     yield f"Reported for unprotected GRPO: S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}."
@@ -237,40 +239,49 @@ def _between(interval: tuple[float, float]) -> str:
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Accuracy at the end over S·η; hollow where the run collapsed."""
-    names = list(dict.fromkeys(row["objective"] for row in rows))
-    lags = sorted({row["mu"] for row in rows})
-    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
-    for row in rows:
-        color = COLORS[names.index(row["objective"])]
-        axis.errorbar(
-            row["lag_times_rate"],
-            row["accuracy_end"],
-            row["evaluations"]["standard_error"][-1],
-            color=color,
-            marker=MARKERS[lags.index(row["mu"]) % len(MARKERS)],
-            markerfacecolor=color if row["collapse"] is None else "white",
-            markersize=7,
-            linewidth=1,
-        )
-    axis.axhline(np.mean([row["accuracy_start"] for row in rows]), color="0.5", linewidth=1, linestyle="--")
-    for name, fit in _fits(rows).items():
-        low, high = fit.stale_interval
-        if low > 0 and math.isfinite(high):  # else there is no bound to draw
-            axis.axvspan(low, high, color=COLORS[names.index(name)], alpha=0.1, linewidth=0)
-            axis.axvline(fit.constants.stale, color=COLORS[names.index(name)], linewidth=1, linestyle=":")
-    axis.set(xscale="log", xlabel="S·η  (µ × learning rate)", ylabel="held-out accuracy at the end")
-    axis.set_ylim(bottom=0)
-    handles = [plt.Line2D([], [], color=COLORS[i], marker="o", ls="", label=n) for i, n in enumerate(names)]
-    handles += [
-        plt.Line2D([], [], color="0.4", marker=MARKERS[i % len(MARKERS)], ls="", label=f"µ = {lag}")
-        for i, lag in enumerate(lags)
+    """Accuracy at the end over S·η and over T·η, each with the bound that was fitted; hollow: collapsed."""
+    colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(row["objective"] for row in rows))}
+    markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for axis, factor, side in zip(panels, ("mu", "updates"), ("stale", "horizon")):
+        for name, lag in dict.fromkeys((row["objective"], row["mu"]) for row in rows):
+            same = [row for row in rows if (row["objective"], row["mu"]) == (name, lag)]
+            _draw_rates(axis, same, factor, color=colors[name], marker=markers[lag])
+        for name, fit in _fits(rows).items():
+            _draw_bound(axis, getattr(fit.constants, side), getattr(fit, f"{side}_interval"), colors[name])
+        start = np.mean([row["accuracy_start"] for row in rows])
+        axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
+        axis.set(xscale="log", ylim=(0, None))
+    panels[0].set(xlabel="S·η  (µ × learning rate)", ylabel="held-out accuracy at the end")
+    panels[1].set(xlabel="T·η  (updates × learning rate)")
+    _finish(figure, _law_legend(colors, markers), path)
+
+
+def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> None:
+    """Runs that differ in their learning rate and seed alone."""
+    rows = sorted(rows, key=lambda row: row["learning_rate"])
+    x = [row[factor] * row["learning_rate"] for row in rows]
+    y = [row["accuracy_end"] for row in rows]
+    error = [row["evaluations"]["standard_error"][-1] for row in rows]
+    axis.errorbar(x, y, error, linewidth=0.6, elinewidth=1, markersize=7, clip_on=False, **style)
+    fallen = [i for i, row in enumerate(rows) if row["collapse"] is not None]
+    hollow = style | {"linestyle": "", "markersize": 7, "markerfacecolor": "white", "zorder": 3}
+    axis.plot([x[i] for i in fallen], [y[i] for i in fallen], clip_on=False, **hollow)
+
+
+def _draw_bound(axis: Axes, constant: float, interval: tuple[float, float], color: Any) -> None:
+    low, high = interval
+    if low > 0 and math.isfinite(high):  # else the runs bound it on one side only
+        axis.axvspan(low, high, color=color, alpha=0.1, linewidth=0)
+        axis.axvline(constant, color=color, linewidth=1, linestyle=":")
+
+
+def _law_legend(colors: dict[str, Any], markers: dict[int, str]) -> list[Line2D]:
+    shapes: dict[str, Any] = {"color": "0.4", "linestyle": ""}
+    return [
+        *(Line2D([], [], color=color, label=name) for name, color in colors.items()),
+        *(Line2D([], [], marker=marker, label=f"µ = {lag}", **shapes) for lag, marker in markers.items()),
+        Line2D([], [], marker="o", markerfacecolor="white", label="collapsed", **shapes),
+        Line2D([], [], color="0.5", linestyle="--", label="before training"),
+        Line2D([], [], color="0.5", linestyle=":", label="fitted bound"),
     ]
-    handles.append(plt.Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label="collapsed"))
-    handles.append(plt.Line2D([], [], color="0.5", ls="--", label="before training"))
-    handles.append(plt.Line2D([], [], color="0.5", ls=":", label="fitted bound, its interval"))
-    axis.grid(alpha=0.2)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
