@@ -7,6 +7,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -108,6 +109,10 @@ class Job:
         task = self.config.task
         scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
         return self._resources.enter_context(scorer)
+
+    @functools.cached_property
+    def _requests_thread(self) -> ThreadPoolExecutor:
+        return self._resources.enter_context(ThreadPoolExecutor(1, "requests"))
 
     @functools.cached_property
     def _vote(self) -> distributed.Vote | None:
@@ -312,7 +317,7 @@ class Job:
                 problems[i] = self._problem(stage_index, i)
                 yield self._request(stage_index, i, problems[i], group, temperature)
 
-        return problems, read_ahead(make())
+        return problems, read_ahead(make(), self._requests_thread)
 
     def _request(
         self,

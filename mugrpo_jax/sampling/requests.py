@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Literal
 
 import numpy as np
@@ -86,19 +86,20 @@ class Response:
     finish_reason: Literal["stop", "length"]
 
 
-def read_ahead(requests: Iterable[Request], count: int = 64) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread: the first `count` from now on, and
-    then so many ahead of the one that is taken."""
-    source, thread = iter(requests), ThreadPoolExecutor(1, "requests")
+def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
+    """The same requests in the same order, made by another thread.
+
+    It begins now with the first `count`, and then keeps so many ahead of the one that is taken.
+    """
+    source = iter(requests)
 
     def make() -> list[Request]:
         return list(itertools.islice(source, count))
 
     def take(coming: Future[list[Request]]) -> Iterator[Request]:
-        with thread:
-            while here := coming.result():
-                coming = thread.submit(make)
-                yield from here
+        while here := coming.result():
+            coming = thread.submit(make)
+            yield from here
 
     return take(thread.submit(make))
 

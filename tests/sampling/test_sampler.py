@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -141,12 +142,13 @@ def test_requests_read_ahead_are_the_same_in_order_and_so_is_an_error():
             yield Request([1], [1], 1, index=i)
         raise ValueError("the eighth")
 
-    ahead = read_ahead(requests(), 2)
-    assert [next(ahead).index for _ in range(3)] == [0, 1, 2]
-    assert len(made) <= 6  # two were under way beyond the two that the last one came with
-    assert [next(ahead).index for _ in range(3)] == [3, 4, 5]
-    with pytest.raises(ValueError, match="the eighth"):
-        list(ahead)
+    with ThreadPoolExecutor(1) as thread:
+        ahead = read_ahead(requests(), thread, 2)
+        assert [next(ahead).index for _ in range(3)] == [0, 1, 2]
+        assert len(made) <= 6  # two were under way beyond the two that the last one came with
+        assert [next(ahead).index for _ in range(3)] == [3, 4, 5]
+        with pytest.raises(ValueError, match="the eighth"):
+            list(ahead)
 
 
 def test_different_seeds_give_different_samples(sampler):
