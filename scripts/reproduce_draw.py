@@ -264,9 +264,10 @@ def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> N
     y = [row["accuracy_end"] for row in rows]
     error = [row["evaluations"]["standard_error"][-1] for row in rows]
     axis.errorbar(x, y, error, linewidth=0.6, elinewidth=1, markersize=7, clip_on=False, **style)
-    fallen = [i for i, row in enumerate(rows) if row["collapse"] is not None]
-    hollow = style | {"linestyle": "", "markersize": 7, "markerfacecolor": "white", "zorder": 3}
-    axis.plot([x[i] for i in fallen], [y[i] for i in fallen], clip_on=False, **hollow)
+    hollow = style | {"markersize": 7, "markerfacecolor": "white", "zorder": 3}
+    for row, place, accuracy in zip(rows, x, y):
+        if row["collapse"] is not None:
+            axis.plot(place, accuracy, clip_on=False, **hollow)
 
 
 def _draw_bound(axis: Axes, constant: float, interval: tuple[float, float], color: Any) -> None:
