@@ -114,7 +114,7 @@ def _arm_and_seed(text: str) -> tuple[str, int]:
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     runs = arguments.runs.resolve()
-    queue = Queue(arguments.jobs, arguments.seconds)
+    queue = Queue(arguments.jobs, arguments.seconds, runs / "programs")
     start = _warm_start(queue, runs, [f"model.source={arguments.model}", *overrides])
     if start is not None:
         settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)

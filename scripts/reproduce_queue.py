@@ -49,14 +49,18 @@ class Queue:
 
     Runs under way are then asked to stop (SIGTERM: they save, and the next call continues them), and killed
     if they have not left when `seconds` have passed. A run that had company at any time has a file
-    `shared_gpu` in its folder: its wall-clock figures mean nothing.
+    `shared_gpu` in its folder: its wall-clock figures mean nothing. What runs compile is kept in `programs`.
 
     Attributes:
       failed: names of the runs that ended with an error; the next call tries them again.
     """
 
-    def __init__(self, jobs: int, seconds: float) -> None:
+    def __init__(self, jobs: int, seconds: float, programs: Path) -> None:
         self._jobs = jobs
+        self._environment = {
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / jobs:.3f}",
+            "JAX_COMPILATION_CACHE_DIR": str(programs),  # a run that continues compiles nothing again
+        } | os.environ
         self._margin = 20.0 + 5.0 * jobs  # what saving takes; checkpoints go to the same disk
         self._end = time.monotonic() + seconds
         self._running: dict[Work, subprocess.Popen[bytes]] = {}
@@ -91,12 +95,11 @@ class Queue:
 
     def _start(self, work: Work) -> None:
         work.folder.mkdir(parents=True, exist_ok=True)
-        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / self._jobs:.3f}"}
         with work.log.open("ab") as log:
             self._running[work] = subprocess.Popen(
                 [*MUGRPO, *map(str, work.command)],
                 cwd=ROOT,
-                env=share | os.environ,
+                env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -44,6 +44,10 @@ def work(tmp_path, monkeypatch):
     return make
 
 
+def queue(jobs, seconds):
+    return Queue(jobs, seconds, Path("programs"))
+
+
 def said(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -51,9 +55,9 @@ def said(capsys):
 def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
     works = [work("a", "fails"), work("b", "1.5"), work("c", dropped=("checkpoints",))]
     (works[2].folder / "checkpoints").mkdir(parents=True)
-    queue = Queue(jobs=2, seconds=60)
-    assert not queue.run(works)
-    assert queue.failed == ["a"] and [w.done.exists() for w in works] == [False, True, True]
+    both = queue(jobs=2, seconds=60)
+    assert not both.run(works)
+    assert both.failed == ["a"] and [w.done.exists() for w in works] == [False, True, True]
     (failure,) = [record for record in said(capsys) if record["what"] == "failed"]
     assert failure["status"] == 1 and len(failure["tail"]) == 15 and failure["tail"][-1] == "last words"
     assert not (works[2].folder / "checkpoints").exists()
@@ -65,7 +69,7 @@ def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
 def test_runs_one_at_a_time_were_alone(work, monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     works = [work("a"), work("b")]
-    assert Queue(jobs=1, seconds=60).run(works)
+    assert queue(jobs=1, seconds=60).run(works)
     assert not any((w.folder / "shared_gpu").exists() for w in works)
     assert reproduce_collect.summary(works[0].folder)["alone"]
     assert (works[0].folder / "memory").read_text() == "0.3"  # what the user says holds
@@ -74,12 +78,12 @@ def test_runs_one_at_a_time_were_alone(work, monkeypatch):
 def test_what_is_stopped_at_the_deadline_is_continued_by_the_next_call(work, capsys, monkeypatch):
     monkeypatch.setattr(reproduce_queue, "EVERY", 0.5)
     works = [work("a"), work("b", "waits"), work("c")]
-    assert not Queue(jobs=1, seconds=25 + 2).run(works)  # a margin of 25 s is left to save in
+    assert not queue(jobs=1, seconds=25 + 2).run(works)  # a margin of 25 s is left to save in
     records = said(capsys)
     assert [r["run"] for r in records if r["what"] == "stopped"] == ["b"]
     assert any("b" in r["running"] for r in records if r["what"] == "progress")
     assert works[0].done.exists() and (works[1].folder / "half").exists() and not works[1].done.exists()
-    assert Queue(jobs=1, seconds=60).run(works)
+    assert queue(jobs=1, seconds=60).run(works)
     assert [r["run"] for r in said(capsys) if r["what"] == "start"] == ["b", "c"]  # what is done stays so
 
 
