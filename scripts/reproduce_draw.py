@@ -145,7 +145,9 @@ def _band(axis: Axes, curve: Curve, color: Any) -> None:
 
 
 def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
+    """The first seed of each arm: all of them would hide one another."""
     colors = _colors(runs)
+    runs = list({run["arm"]: run for run in reversed(runs)}.values())
     figure, panels = plt.subplots(2, 3, figsize=(13, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
         for run in runs:
