@@ -112,7 +112,9 @@ class Job:
 
     @functools.cached_property
     def _requests_thread(self) -> ThreadPoolExecutor:
-        return self._resources.enter_context(ThreadPoolExecutor(1, "requests"))
+        thread = ThreadPoolExecutor(1, "requests")
+        self._resources.callback(thread.shutdown, cancel_futures=True)
+        return thread
 
     @functools.cached_property
     def _vote(self) -> distributed.Vote | None:
@@ -263,6 +265,7 @@ class Job:
                 "sample": sampled - started,
                 "score_wait": collector.finish(wait=not self.stop.requested),
                 "write": collector.write_seconds,
+                "device_idle": sampler.stats.host_seconds,
                 "occupancy": sampler.stats.occupancy,
                 "decode_steps": sampler.stats.steps,
             }

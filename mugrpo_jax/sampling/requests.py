@@ -1,5 +1,6 @@
 """What goes into the sampler and what comes out: plain frozen records of tokens."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,22 +87,24 @@ class Response:
     finish_reason: Literal["stop", "length"]
 
 
-def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread.
+def read_ahead(
+    requests: Iterable[Request], thread: Executor, count: int = 64, batches: int = 128
+) -> Iterator[Request]:
+    """The same requests in the same order, made by another thread, `count` at a time.
 
-    It begins now with the first `count`, and then keeps so many ahead of the one that is taken.
+    It begins now, and keeps up to so many `batches` ahead of the request that is taken.
     """
     source = iter(requests)
 
     def make() -> list[Request]:
         return list(itertools.islice(source, count))
 
-    def take(coming: Future[list[Request]]) -> Iterator[Request]:
-        while here := coming.result():
-            coming = thread.submit(make)
+    def take(coming: collections.deque[Future[list[Request]]]) -> Iterator[Request]:
+        while here := coming.popleft().result():
+            coming.append(thread.submit(make))
             yield from here
 
-    return take(thread.submit(make))
+    return take(collections.deque(thread.submit(make) for _ in range(batches)))
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:

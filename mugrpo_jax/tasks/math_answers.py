@@ -210,6 +210,7 @@ _WRAPPERS = (
 )
 
 
+@functools.lru_cache(maxsize=4096)  # a group has one right answer, and wrong ones repeat
 def _bare(text: str) -> str:
     """The answer without its wrapping and with one spelling of signs and spaces."""
     for sign, spelling in _SPELLINGS.items():
@@ -238,6 +239,7 @@ _NUMBER = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=4096)
 def _number(text: str) -> tuple[Fraction, bool, bool] | None:
     """A plain number, with or without unit: its value, if it has a percent sign, if it is a decimal."""
     match = _NUMBER.fullmatch(_TEXT.sub(r" \1", text).strip())

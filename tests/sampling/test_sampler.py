@@ -143,7 +143,7 @@ def test_requests_read_ahead_are_the_same_in_order_and_so_is_an_error():
         raise ValueError("the eighth")
 
     with ThreadPoolExecutor(1) as thread:
-        ahead = read_ahead(requests(), thread, 2)
+        ahead = read_ahead(requests(), thread, 2, batches=1)
         assert [next(ahead).index for _ in range(3)] == [0, 1, 2]
         assert len(made) <= 6  # two were under way beyond the two that the last one came with
         assert [next(ahead).index for _ in range(3)] == [3, 4, 5]
