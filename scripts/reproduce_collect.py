@@ -103,12 +103,19 @@ def _binned(folder: Path) -> Iterator[dict[str, Any]]:
             clock += spent["update"]
             pending.append(record)
             if record["updates"] % BIN == 0:
-                means = {name: np.mean([r[name] for r in pending]) for name in KEPT if name in record}
+                means = {name: _mean(pending, name) for name in KEPT if name in record}
+                means = {name: mean for name, mean in means.items() if mean is not None}
                 yield {"kind": "updates", "updates": record["updates"], "clock": clock, **means}
                 pending = []
         elif kind == "evaluation":
             keep = {name: record[name] for name in ("updates", "accuracy", "standard_error")}
             yield {"kind": "evaluation", "clock": clock, **keep}
+
+
+def _mean(records: list[dict[str, Any]], name: str) -> float | None:
+    """Over updates; `a/b` is a mean over the things `b`, of which an update may have none."""
+    weights = [record.get(name.partition("/")[2], 1.0) for record in records]
+    return float(np.average([r[name] for r in records], weights=weights)) if any(weights) else None
 
 
 def _law(folder: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mugrpo_jax.report import law
 Run = dict[str, Any]
 COLORS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]  # of a qualitative map
 MARKERS = "o^sDvP*X"
+FRESH = "grpo-mu4"  # the arm that all others are held against
 DIAGNOSTICS = {
     "clipped/tokens": "clipped tokens",
     "vetoed/tokens": "vetoed tokens",
@@ -42,7 +43,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         sys.exit(f"{results}: no results; run and collect first")
     if paths:
         runs = sorted(map(_load, paths), key=lambda run: (arms.index(run["arm"]), run["seed"]))
-        print("\n".join(_comparison_table(runs)))
+        print("\n".join([*_comparison_table(runs), "", *_distance_table(runs)]))
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if grid.exists():
@@ -81,6 +82,21 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
             ends = [np.mean([run[f"{when}_accuracy"] for run in same]) for when in ("first", "last", "best")]
             shown = [f"{end:.3f}" for end in ends]
             yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 4)
+
+
+def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
+    """How far each run is from fresh data on average: less noise than at the end alone."""
+    fresh = {run["seed"]: run for run in reversed(runs) if run["arm"] == FRESH}
+    if not fresh or len(runs) == len(fresh):
+        return
+    yield f"| arm | seed | distance to `{FRESH}`, mean of the evaluations after the first |"
+    yield f"|{'---|' * 3}"
+    for run in runs:
+        other = fresh.get(run["seed"], next(iter(fresh.values())))
+        if run is not other:
+            there = {point["updates"]: point["accuracy"] for point in other["evaluations"][1:]}
+            apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
+            yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f} ({len(apart)})" if apart else "–")
 
 
 def _row(*cells: Any) -> str:

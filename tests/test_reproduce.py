@@ -146,7 +146,14 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     draw(out, list(reproduce.ARMS), level=0.5)
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if line.startswith("| mu_grpo")]
-    assert [row.count("–") for row in rows] == [0, 4, 4]  # times of the run that was alone
+    assert [row.count("–") for row in rows[:3]] == [0, 4, 4]  # times of the run that was alone
+    curves = [
+        [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("mu_grpo-seed1", "grpo-mu4-seed0")
+    ]
+    ours, fresh = ([p["accuracy"] for p in curve if p["kind"] == "evaluation"][1:] for curve in curves)
+    apart = sum(ours) / len(ours) - sum(fresh) / len(fresh)
+    assert rows[4] == f"| mu_grpo | 1 | {apart:+.4f} ({len(ours)}) |"
     assert "mean of 2" in rows[2]
     assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
     for name in ("accuracy", "staleness", "law"):
