@@ -114,9 +114,7 @@ class Batch(Section):
         32768, "padded tokens in one forward-backward pass, over all devices", least=1
     )
     length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
-    share_prompts: bool = key(
-        False, "compute a prompt once for all its responses in a micro-batch: pays where prompts are long"
-    )
+    share_prompts: bool = key(False, "compute a prompt once for all its responses in a micro-batch")
 
 
 @dataclasses.dataclass(frozen=True)

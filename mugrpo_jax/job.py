@@ -83,9 +83,8 @@ class Job:
             self._resources.callback(tracker.close)
         self._resources.callback(self.checkpoints.close)
         self._in_flight = InFlight(lambda *_: None)  # of the stage under way
-        self._ahead: dict[
-            Any, tuple[dict[int, Problem], Iterator[Request]]
-        ] = {}  # requests of the next stage
+        # Requests of the next stage: made while this one is optimised.
+        self._ahead: dict[Any, tuple[dict[int, Problem], Iterator[Request]]] = {}
         self._saved = 0  # updates done at the newest checkpoint
         self._built: training.UpdateStep | None = None
 
@@ -234,9 +233,7 @@ class Job:
         seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
         manifest = stage.commit(seconds) if jax.process_index() == 0 else None
         distributed.gather("manifest", None)
-        if (
-            stage_index + 1 < self.config.stages.stop
-        ):  # the first requests of the next, while this is optimised
+        if stage_index + 1 < self.config.stages.stop:
             following = stage_index + 1, _prompts(stage, mine)
             self._ahead = {following: self._requests(*following)}
         return manifest or stage.manifest() or {}

@@ -7,7 +7,7 @@
     python scripts/reproduce.py draw                             # tables and figures from them
 
 `run` compares stale data with and without relaxed clipping and veto, and fresh data. Every arm starts from
-the same warm-started SmolLM2-135M, sees the same prompts in the same order and takes as many updates.
+the same warm-started SmolLM2-135M, sees the same prompts and takes as many updates.
 `grid` looks for the largest learning rate that each µ bears, from the same start.
 
 Both go through their queue until the time is over, stop what is under way with SIGTERM, and continue it next
@@ -130,7 +130,7 @@ def _warm_start(queue: Queue, runs: Path, overrides: list[str]) -> Path | None:
     """The model that every run starts from; None if there was no time to finish it, or it failed."""
     tuned, exported = runs / "warm-start", runs / "warm-start-export"
     model = exported / "model"
-    tune = Work(tuned, ("sft", CONFIG, "--out", tuned, *overrides))
+    tune = Work(tuned, ("sft", CONFIG, "--out", tuned, *overrides), updates=0)
     export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
     if not export.done.exists():
         shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
@@ -164,7 +164,7 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
     slots = _slots([*keys, *sizes])
     last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides may have meant the warm start
     command = ("train", CONFIG, "--out", folder, *keys, *sizes, *slots, *last_words)
-    return Work(folder, command, dropped=() if arguments.keep else HEAVY)
+    return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
 
 
 def _slots(keys: list[str]) -> list[str]:

@@ -68,7 +68,7 @@ def summary(folder: Path) -> dict[str, Any]:
             accuracy.append(record["accuracy"])
     parts = {name: round(value, 1) for name, value in seconds.items()}
     return {
-        "alone": not (folder / "shared_gpu").exists(),
+        "alone": not any((folder / mark).exists() for mark in ("shared_gpu", "interrupted")),
         "finished": (folder / "done").exists(),
         "seconds": parts | {"training": round(sum(seconds.values()), 1)},
         "tokens": dict(tokens),

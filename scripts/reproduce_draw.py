@@ -89,14 +89,16 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
     fresh = {run["seed"]: run for run in reversed(runs) if run["arm"] == FRESH}
     if not fresh or len(runs) == len(fresh):
         return
-    yield f"| arm | seed | distance to `{FRESH}`, mean of the evaluations after the first |"
-    yield f"|{'---|' * 3}"
+    yield f"| arm | seed | distance to `{FRESH}`: mean of all evaluations but the first | of the last five |"
+    yield f"|{'---|' * 4}"
     for run in runs:
         other = fresh.get(run["seed"], next(iter(fresh.values())))
         if run is not other:
             there = {point["updates"]: point["accuracy"] for point in other["evaluations"][1:]}
             apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
-            yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f} ({len(apart)})" if apart else "–")
+            if apart:
+                means = f"{np.mean(apart):+.4f} ({len(apart)})", f"{np.mean(apart[-5:]):+.4f}"
+                yield _row(run["arm"], run["seed"], *means)
 
 
 def _row(*cells: Any) -> str:

@@ -26,12 +26,14 @@ SHOWN = 15  # last lines of the log of a run that failed
 class Work:
     """A run: its folder and the arguments of `mugrpo` that make or continue it.
 
-    `dropped` are the parts of the folder that are deleted once it has finished.
+    `updates` is where it ends, if it takes any (those of a warm start count up to 0); `dropped` are the parts
+    of the folder that are deleted once it has finished.
     """
 
     folder: Path
     command: tuple[Any, ...]
     dropped: tuple[str, ...] = ()
+    updates: int | None = None
 
     @property
     def log(self) -> Path:
@@ -49,7 +51,8 @@ class Queue:
 
     Runs under way are then asked to stop (SIGTERM: they save, and the next call continues them), and killed
     if they have not left when `seconds` have passed. A run that had company at any time has a file
-    `shared_gpu` in its folder: its wall-clock figures mean nothing. What runs compile is kept in `programs`.
+    `shared_gpu` in its folder, one that was stopped `interrupted`: their wall-clock figures mean nothing.
+    What runs compile is kept in `programs`.
 
     Attributes:
       failed: names of the runs that ended with an error; the next call tries them again.
@@ -113,6 +116,9 @@ class Queue:
             self.failed.append(work.folder.name)
             say(what="failed", run=work.folder.name, status=status, log=str(work.log), tail=tail(work.log))
             return
+        if work.updates is not None and _updates(work) < work.updates:  # somebody else asked it to stop
+            self._interrupted(work, status)
+            return
         work.done.touch()
         for part in work.dropped:
             shutil.rmtree(work.folder / part, ignore_errors=True)
@@ -137,8 +143,12 @@ class Queue:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            say(what="stopped", run=work.folder.name, status=process.returncode, updates=_updates(work))
+            self._interrupted(work, process.returncode)
         self._running.clear()
+
+    def _interrupted(self, work: Work, status: int) -> None:
+        (work.folder / "interrupted").touch()
+        say(what="stopped", run=work.folder.name, status=status, updates=_updates(work))
 
 
 def tail(log: Path) -> list[str]:

@@ -163,6 +163,34 @@ def test_a_loop_of_unknown_length_counts_once():
     assert cost.flops == 2 * 8 * 32 * 32
 
 
+def test_a_loop_that_may_end_early_counts_in_full_if_it_has_one_counter():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def loop(going):
+        def run(x, w):
+            step = lambda state: (state[0] + 1, state[1] @ w)  # noqa: E731
+            return jax.lax.while_loop(lambda state: going(*state), step, (jnp.int32(0), x))[1]
+
+        return compiled(run, (8, 32), (32, 32), mesh=mesh, specs=(P(), P()), out=P()).flops
+
+    once = 2 * 8 * 32 * 32
+    assert loop(lambda i, x: i < 5) == 5 * once
+    # Another reason to stop: the decode loop, whose cost is asked for by the step.
+    assert loop(lambda i, x: (i < 5) & (x.sum() < 1e-3)) == once
+    assert loop(lambda i, x: (jnp.sum(x > 0) < 7) & (i < 5)) == once
+
+
+def test_a_head_that_may_leave_chunks_out_counts_in_full():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def head(hidden, matrix):
+        targets, wanted = jnp.zeros((1, 1024), jnp.int32), hidden[:, :, 0] > 0
+        return models.logprobs_from_hidden(hidden, matrix, targets, wanted=wanted, chunk=128)[0]
+
+    cost = compiled(head, (1, 1024, 16), (40, 16), mesh=mesh, specs=(P(), P()), out=P())
+    assert cost.flops == 2 * 1024 * 16 * 40
+
+
 def test_messages_are_counted_by_kind_size_and_group():
     mesh = models.make_mesh(fsdp=4, tensor=2)
     gather = compiled(lambda x: x, (64, 32), mesh=mesh, specs=(P("fsdp", "tensor"),), out=P(None, "tensor"))

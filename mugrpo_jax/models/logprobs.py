@@ -283,7 +283,7 @@ class _Chunks:
             needed = flat.sum()
             self._place = jnp.where(flat, jnp.cumsum(flat) - 1, needed + jnp.cumsum(~flat) - 1)
             self._order = jnp.zeros_like(self._place).at[self._place].set(jnp.arange(tokens))
-            # All devices take as many steps: they exchange sums in each.
+            # All devices take as many steps: those that split the vocabulary exchange sums in each.
             needed = jax.lax.pmax(needed, RULES["batch"]) if sharded else needed
             self.steps = -(-needed // self.size)
 

@@ -48,19 +48,19 @@ class Packing(NamedTuple):
 
     def pack(self, x: jax.Array) -> jax.Array:
         """`[R, T, ...]` to `[P, N, ...]`; zeros where nothing stands."""
-        groups, width = len(self.packed_from), self.padded_from.shape[1]
-        return _move(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat(width))
+        groups = len(self.packed_from)
+        return _move(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat())
 
     def unpack(self, x: jax.Array) -> jax.Array:
         """`[P, N, ...]` to `[R, T, ...]`; zeros on padding."""
         rows, width = self.padded_from.shape
-        return _move(x, self._flat(width), self.packed_from).reshape(rows, width, *x.shape[2:])
+        return _move(x, self._flat(), self.packed_from).reshape(rows, width, *x.shape[2:])
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
         """The same for keys and values, which all queries of a row look at."""
         return self.unpack(x)
 
-    def _flat(self, width: int) -> jax.Array:
+    def _flat(self) -> jax.Array:
         return jnp.asarray(self.padded_from).reshape(len(self.packed_from), -1)
 
 
@@ -78,15 +78,15 @@ class SharedPacking(Packing):
 
     def pack(self, x: jax.Array) -> jax.Array:
         """`[R, T, ...]` to `[P, N, ...]`, from the first row of those that share a token."""
-        groups, width = len(self.packed_from), self.padded_from.shape[1]
-        flat, packed = self._flat(width), jnp.asarray(self.packed_from)
+        groups = len(self.packed_from)
+        flat, packed = self._flat(), jnp.asarray(self.packed_from)
         own = jnp.where(_owners(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
         return _move(x.reshape(groups, -1, *x.shape[2:]), packed, own)
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
         """`[P, N, ...]` to `[R, T, ...]`; the gradient of a shared token is that of all its copies."""
         rows, width = self.padded_from.shape
-        flat = self._flat(width)
+        flat = self._flat()
         return _copy(x, flat, jnp.asarray(self.packed_from), width).reshape(rows, width, *x.shape[2:])
 
 
@@ -101,7 +101,7 @@ def plan_packing(
     """Pack rows of these lengths, those of `shape = (R, T)`, into `groups` packed rows of `tokens` each.
 
     `shared` says how many of its first tokens a row has in common with the row before it; they are packed
-    once (`SharedPacking`).
+    once (`SharedPacking`). A row can share no more than the one before it did, unless that one shared none.
 
     >>> packing = plan_packing([3, 2], (2, 4), tokens=6)
     >>> packing.packed_from.tolist(), packing.padded_from.tolist()
@@ -115,6 +115,8 @@ def plan_packing(
     for row, length in enumerate(lengths):
         group, place = divmod(row, per_group)
         common = shared[row] if shared is not None and place else 0
+        if shared is not None and common > (shared[row - 1] or common):
+            raise ValueError(f"row {row}: shares {common} tokens with a row that shares {shared[row - 1]}")
         padded[row, :common] = padded[row - 1, :common]
         start = filled[group]
         end = filled[group] = start + length - common

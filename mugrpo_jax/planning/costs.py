@@ -1,8 +1,9 @@
 """What a compiled program does on one device, read from its text: matrix products, memory traffic, messages.
 
 The compiler's own cost analysis counts the body of a loop once, and a model scanned over its layers is one
-loop. Here every loop whose length is known counts as often as it runs; one whose length is decided at run
-time, such as the decode loop, counts once, so that its cost is that of a step.
+loop. Here every loop whose length is known counts as often as it runs, and one that may end early, at another
+bound of the same counter, as often as it can run. One that ends for another reason, such as the decode loop
+when enough slots are free, counts once, so that its cost is that of a step.
 """
 
 import dataclasses
@@ -132,14 +133,35 @@ class Program:
         if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
-        table = self.computations[condition[1]] if condition else {}
-        # A loop that may end early, by a second comparison, counts in full.
-        bounds = [bound for i in table.values() if (bound := _bound(i, table))]
-        if not bounds:
+        bounds = list(self._bounds(condition[1])) if condition else []
+        limits = [limit for _, limit in bounds if limit is not None]
+        if not limits or len({counter for counter, _ in bounds}) > 1:
             return 1
-        index, limit = bounds[0]
         body = self.computations[dict(_CALLS.findall(loop.attributes))["body"]]
-        return -(-limit // self._stride(body, index))
+        return -(-min(limits) // self._stride(body, bounds[0][0]))
+
+    def _bounds(
+        self, name: str, given: Mapping[int, Instruction] | None = None
+    ) -> Iterator[tuple[int, int | None]]:
+        """Of every `counter < limit` in a loop's condition: which part of the loop's state the counter is, -1
+        for something else, and the limit where it is a constant. `given` are the arguments of a fusion."""
+        table = self.computations[name]
+
+        def meant(operand: str) -> Instruction:
+            found = table[operand]
+            outer = (given or {}).get(int(found.attributes)) if found.op == "parameter" else None
+            return outer or found
+
+        for instruction in table.values():
+            if instruction.op == "compare":
+                counter, limit = map(meant, instruction.operands)
+                index = re.search(r"index=(\d+)", counter.attributes)
+                less = "direction=LT" in instruction.attributes and counter.op == "get-tuple-element"
+                whole = limit.op == "constant" and limit.attributes.isdigit()
+                yield int(index[1]) if less and index else -1, int(limit.attributes) if whole else None
+            elif instruction.op == "fusion":
+                inner = {number: meant(operand) for number, operand in enumerate(instruction.operands)}
+                yield from self._bounds(self._called(instruction)[0], inner)
 
     def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
         """By how much a loop's counter grows; more than 1 in a loop that the compiler unrolled."""
@@ -209,17 +231,6 @@ class Program:
             written -= min(update.bytes, written)
             written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
         return total + written
-
-
-def _bound(compare: Instruction, table: Mapping[str, Instruction]) -> tuple[int, int] | None:
-    """Of `counter < constant`: the counter's place in the loop's state, and the constant."""
-    if compare.op != "compare" or "direction=LT" not in compare.attributes:
-        return None
-    counter, limit = (table.get(name) for name in compare.operands)
-    if counter is None or limit is None or limit.op != "constant":
-        return None
-    index = re.search(r"index=(\d+)", counter.attributes)
-    return int(index[1]) if index else 0, int(limit.attributes)
 
 
 def _root(table: Mapping[str, Instruction]) -> Instruction | None:

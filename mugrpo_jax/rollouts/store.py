@@ -106,7 +106,9 @@ class Stage:
             "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
         }
+        _flush(self.folder)  # the names of its shards are on disk before its own is
         write_json(self.folder / "manifest.json", manifest)
+        _flush(self.folder)
         return manifest
 
     def manifest(self) -> dict[str, Any] | None:

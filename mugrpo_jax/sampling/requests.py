@@ -1,10 +1,10 @@
 """What goes into the sampler and what comes out: plain frozen records of tokens."""
 
-import collections
 import dataclasses
 import itertools
+import queue
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import Literal
 
 import numpy as np
@@ -87,24 +87,36 @@ class Response:
     finish_reason: Literal["stop", "length"]
 
 
-def read_ahead(
-    requests: Iterable[Request], thread: Executor, count: int = 64, batches: int = 128
-) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread, `count` at a time.
+def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
+    """The same requests in the same order, made by another thread, which begins now.
 
-    It begins now, and keeps up to so many `batches` ahead of the request that is taken.
+    They are handed out as soon as `count` of them are made. An error is raised as soon as it is known, not in
+    its turn: what is sampled until then may be of no use.
     """
     source = iter(requests)
+    made: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
+    errors: list[Exception] = []
 
-    def make() -> list[Request]:
-        return list(itertools.islice(source, count))
+    def make() -> None:
+        try:
+            batch = list(itertools.islice(source, count))
+        except Exception as error:
+            errors.append(error)
+            batch = []
+        made.put(batch)
+        if batch:
+            thread.submit(make)  # refused, and so the end, when the thread is shut down
 
-    def take(coming: collections.deque[Future[list[Request]]]) -> Iterator[Request]:
-        while here := coming.popleft().result():
-            coming.append(thread.submit(make))
-            yield from here
+    def take() -> Iterator[Request]:
+        while batch := made.get():
+            if errors:
+                break
+            yield from batch
+        if errors:
+            raise errors[0]
 
-    return take(collections.deque(thread.submit(make) for _ in range(batches)))
+    thread.submit(make)
+    return take()
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:

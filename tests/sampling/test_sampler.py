@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -133,22 +134,43 @@ def test_a_bad_request_of_an_iterator_is_refused_in_its_turn(sampler, mixed):
         list(run)
 
 
-def test_requests_read_ahead_are_the_same_in_order_and_so_is_an_error():
-    made = []
+def test_requests_read_ahead_are_the_same_in_order():
+    wanted = [Request([1], [1], 1, index=i) for i in range(7)]
+    with ThreadPoolExecutor(1) as thread:
+        assert list(read_ahead(wanted, thread, 2)) == wanted
+        assert list(read_ahead([], thread)) == []
+
+
+def test_an_error_of_requests_read_ahead_is_told_before_its_turn():
+    known = threading.Event()
 
     def requests():
-        for i in range(7):
-            made.append(i)
-            yield Request([1], [1], 1, index=i)
-        raise ValueError("the eighth")
+        yield from (Request([1], [1], 1, index=i) for i in range(100))
+        known.set()
+        raise ValueError("the last")
 
     with ThreadPoolExecutor(1) as thread:
-        ahead = read_ahead(requests(), thread, 2, batches=1)
-        assert [next(ahead).index for _ in range(3)] == [0, 1, 2]
-        assert len(made) <= 6  # two were under way beyond the two that the last one came with
-        assert [next(ahead).index for _ in range(3)] == [3, 4, 5]
-        with pytest.raises(ValueError, match="the eighth"):
-            list(ahead)
+        ahead = read_ahead(requests(), thread, 2)
+        taken = [next(ahead)]
+        assert known.wait(10)
+        thread.submit(int).result()  # what was under way has ended
+        with pytest.raises(ValueError, match="the last"):
+            taken.extend(ahead)
+        assert len(taken) <= 2
+
+
+def test_nobody_waits_for_requests_that_are_no_longer_wanted():
+    made = itertools.count()
+
+    def requests():
+        for i in made:
+            time.sleep(0.001)
+            yield Request([1], [1], 1, index=i)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert next(read_ahead(requests(), thread, 2)).index == 0
+        thread.shutdown(cancel_futures=True)
+    assert next(made) < 1000
 
 
 def test_different_seeds_give_different_samples(sampler):
