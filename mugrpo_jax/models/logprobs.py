@@ -27,8 +27,9 @@ from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
 CHUNK_LOGITS = 1 << 28  # float32 logits that exist at one time unless a chunk is given: 1 GiB
-_PARTS = 8  # chunks, at least, when some positions can be left out: little is computed in vain
-_SMALL_CHUNK = 1 << 24  # logits; with fewer in a chunk, leaving it out is not worth the sorting
+# Where positions can be left out there are more chunks, so that little is computed in vain, but not smaller
+# ones than this: each reads and writes the head's whole gradient, which must not outlast its products.
+_PARTS, _FEWEST_ROWS = 8, 2048
 
 
 def token_logprobs(
@@ -108,7 +109,7 @@ def logprobs_from_hidden(
 
 def _default_chunk(tokens: int, vocab: int, *, all_wanted: bool) -> int:
     most = max(CHUNK_LOGITS // vocab, 1)
-    return most if all_wanted else min(most, max(tokens // _PARTS, _SMALL_CHUNK // vocab))
+    return most if all_wanted else min(most, max(tokens // _PARTS, _FEWEST_ROWS))
 
 
 def _batch_devices() -> int:
