@@ -10,6 +10,30 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import jax  # after its settings
 import pytest
 
+# Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
+TOGETHER = (
+    "test_cli",
+    "test_planning",
+    "test_page",
+    "test_samples",
+    "test_distributed",
+    "test_tpu",
+    "test_run",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests are handed to the processes one by one, those of the files above all at once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFixtures(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.endswith(tuple(TOGETHER)) else nodeid
+
+    return ByFixtures(config, log)
+
 
 @pytest.fixture(scope="module")
 def program_folder(tmp_path_factory):

@@ -19,8 +19,6 @@ from mugrpo_jax.models.loading import load_model
 from mugrpo_jax.trained import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor, init_state
 
-pytestmark = pytest.mark.xdist_group("cli")  # its fixtures are made once
-
 CONFIG = {
     "model": {
         "source": "tiny",

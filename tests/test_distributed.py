@@ -19,8 +19,6 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.trained import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
-pytestmark = pytest.mark.xdist_group("hosts")  # its fixtures are made once
-
 CONFIG = """
 model:
   source: tiny

@@ -24,8 +24,6 @@ from mugrpo_jax.planning.estimate import seconds
 from mugrpo_jax.planning.programs import largest_shapes
 from mugrpo_jax.rollouts import plan_buckets
 
-pytestmark = pytest.mark.xdist_group("planning")  # its fixtures are made once
-
 ROOT = Path(__file__).parent.parent
 PAPER = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
 TARGETS = sorted((ROOT / "configs" / "targets").glob("*.yaml"))

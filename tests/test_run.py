@@ -22,8 +22,6 @@ from mugrpo_jax.run import Journal
 from mugrpo_jax.trained import trained_model
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 
-pytestmark = pytest.mark.xdist_group("run")  # its fixtures are made once
-
 CONFIG = """
 model:
   source: tiny

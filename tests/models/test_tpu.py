@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
     ),
-    pytest.mark.xdist_group("tpu"),  # its fixtures are made once
 ]
 
 TARGETS = sorted((Path(__file__).parents[2] / "configs" / "targets").glob("*.yaml"))

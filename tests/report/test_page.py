@@ -8,8 +8,6 @@ from synthetic import write_run
 from mugrpo_jax import report
 from mugrpo_jax.report import panels
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 FIGURES = [f"figure-{m.__name__.replace('_', '-')}" for makers in panels.SECTIONS.values() for m in makers]
 # Coloured pixels of a chart, all or those of the first run (blue) or the second (orange). Its canvases are
 # below shadow roots.

@@ -12,8 +12,6 @@ from mugrpo_jax.policy import load_policy
 from mugrpo_jax.report import live, samples
 from mugrpo_jax.rollouts import Group, Rollout
 
-pytestmark = pytest.mark.xdist_group("samples")  # its fixtures are made once
-
 CONFIG = [
     "model.source=tiny",
     "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}",

@@ -71,7 +71,7 @@ def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
 def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     stage.folder.mkdir()
     (stage.folder / "shard-00000.tmp").mkdir()  # where the first shard would be written
-    with ShardCollector(stage, PROBLEMS, 3) as collector:
+    failure = pytest.raises(RolloutError, match=r"shard-00000\.arrayrecord: cannot be written")
+    with ShardCollector(stage, PROBLEMS, 3) as collector, failure:
         fill(collector, (0,))
-        with pytest.raises(RolloutError, match=r"shard-00000\.arrayrecord: cannot be written"):
-            collector.finish()
+        collector.finish()  # if it was not written before the last response came
