@@ -11,14 +11,8 @@ import jax  # after its settings
 import pytest
 
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
-TOGETHER = (
-    "test_cli",
-    "test_planning",
-    "test_page",
-    "test_samples",
-    "test_distributed",
-    "test_tpu",
-    "test_run",
+TOGETHER = tuple(
+    f"/test_{name}.py" for name in ("cli", "distributed", "page", "planning", "run", "samples", "tpu")
 )
 
 
@@ -30,7 +24,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFixtures(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if file.endswith(tuple(TOGETHER)) else nodeid
+            return file if file.endswith(TOGETHER) else nodeid
 
     return ByFixtures(config, log)
 
