@@ -110,9 +110,7 @@ class Batch(Section):
     updates_per_stage: int = key(1024, "µ: updates between two generations", least=1)
     stages: int = key(4, "generations in the run", least=1)
     epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all", least=1)
-    tokens_per_micro_batch: int = key(
-        32768, "padded tokens in one forward-backward pass, over all devices", least=1
-    )
+    tokens_per_micro_batch: int = key(32768, "tokens in one forward-backward pass, over all devices", least=1)
     length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = key(False, "compute a prompt once for all its responses in a micro-batch")
 

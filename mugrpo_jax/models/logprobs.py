@@ -15,7 +15,7 @@ The backward pass recomputes each chunk's `p` from the saved log-normaliser.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def logprobs_from_hidden(
     chunk = chunk or _default_chunk(tokens, head.shape[0], all_wanted=wanted is None)
     if chunk >= tokens:
         wanted = None  # with one chunk there is none to leave out
-    logp, ent = _logprobs(hidden, head, targets, wanted, float(temperature), entropy, chunk)
+    logp, ent = _logprobs(_How(float(temperature), entropy, chunk), hidden, head, targets, wanted)
     return logp, ent if entropy else None
 
 
@@ -126,47 +126,40 @@ def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
     return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)  # before a row's first token stands another row
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+class _How(NamedTuple):
+    """What the programs are built for."""
+
+    temperature: float
+    entropy: bool
+    chunk: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logprobs(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    wanted: jax.Array | None,
-    temperature: float,
-    entropy: bool,
-    chunk: int,
+    how: _How, hidden: jax.Array, head: jax.Array, targets: jax.Array, wanted: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden, head, targets, wanted, temperature, entropy, chunk)[0]
+    return _forward(how, hidden, head, targets, wanted)[0]
 
 
-def _forward(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    wanted: jax.Array | None,
-    temperature: float,
-    entropy: bool,
-    chunk: int,
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
+def _forward(how: _How, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], Any]:
     batch = P(RULES["batch"])
     logp, ent, normaliser = _over_mesh(
-        functools.partial(_forward_local, temperature=temperature, entropy=entropy, chunk=chunk),
+        functools.partial(_forward_local, **how._asdict()),
         in_specs=(batch, P(RULES["vocab"]), batch, batch),
         out_specs=(batch, batch, batch),
-    )(hidden, head, targets, wanted)
-    return (logp, ent), (hidden, head, targets, wanted, normaliser, ent)
+    )(*inputs)
+    return (logp, ent), (*inputs, normaliser, ent)
 
 
 def _backward(
-    temperature: float, entropy: bool, chunk: int, residuals: Any, cotangents: tuple[jax.Array, jax.Array]
+    how: _How, residuals: Any, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, None]:
-    hidden, head, targets, wanted, normaliser, ent = residuals
     batch = P(RULES["batch"])
     d_hidden, d_head = _over_mesh(
-        functools.partial(_backward_local, temperature=temperature, entropy=entropy, chunk=chunk),
+        functools.partial(_backward_local, **how._asdict()),
         in_specs=(batch, P(RULES["vocab"]), *[batch] * 6),
         out_specs=(batch, P(RULES["vocab"], RULES["embed"])),
-    )(hidden, head, targets, wanted, normaliser, ent, *cotangents)
+    )(*residuals, *cotangents)
     return d_hidden, d_head, None, None
 
 

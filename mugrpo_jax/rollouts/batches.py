@@ -187,7 +187,7 @@ def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
     rest = _by_prompt(rows) if buckets.share else sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
-        longest = max(row.length for row in rest) if buckets.share else rest[0].length
+        longest = max(row.length for row in rest)
         tokens = sum(row.length - _common(row, before, buckets) for before, row in zip([None, *rest], rest))
         shape = _choose(buckets.sizes(buckets.fit(longest)), tokens, len(rest))
         taken, rest = _fill(rest, shape, buckets)
