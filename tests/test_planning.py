@@ -176,6 +176,7 @@ def test_a_loop_that_may_end_early_counts_in_full_if_it_has_one_counter():
     # Another reason to stop: the decode loop, whose cost is asked for by the step.
     assert loop(lambda i, x: (i < 5) & (x.sum() < 1e-3)) == once
     assert loop(lambda i, x: (jnp.sum(x > 0) < 7) & (i < 5)) == once
+    assert loop(lambda i, x: jnp.sum(x > 0) < 7) == once
 
 
 def test_a_head_that_may_leave_chunks_out_counts_in_full():

@@ -135,7 +135,8 @@ class Program:
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
         bounds = list(self._bounds(condition[1])) if condition else []
         limits = [limit for _, limit in bounds if limit is not None]
-        if not limits or len({counter for counter, _ in bounds}) > 1:
+        counters = {counter for counter, _ in bounds}
+        if not limits or len(counters) > 1 or -1 in counters:
             return 1
         body = self.computations[dict(_CALLS.findall(loop.attributes))["body"]]
         return -(-min(limits) // self._stride(body, bounds[0][0]))
