@@ -15,6 +15,7 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed
+from mugrpo_jax.compiling import compile_clock
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.distributed import Stopped as Stopped
 from mugrpo_jax.environment import environment
@@ -96,6 +97,7 @@ class Journal:
             self._remember(record)
         self._trackers: list[Tracker] = []
         self._last = time.monotonic()
+        self._compiled = compile_clock().seconds
 
     def follow(self, tracker: Tracker) -> None:
         """Hand all records, those that are there and those to come, to a tracker too."""
@@ -103,12 +105,16 @@ class Journal:
         self._trackers.append(tracker)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; `seconds.elapsed` is the time since the last, or since the process began."""
+        """Append a record; `seconds.elapsed` is the time since the last, or since the process began.
+
+        `seconds.compile` is the part of it that went into compiling.
+        """
         self._remember(record)
         if self._writes:
-            now = time.monotonic()
-            record = record | {"seconds": record.get("seconds", {}) | {"elapsed": now - self._last}}
-            self._last = now
+            now, compiled = time.monotonic(), compile_clock().seconds
+            since = {"elapsed": now - self._last, "compile": compiled - self._compiled}
+            record = record | {"seconds": record.get("seconds", {}) | since}
+            self._last, self._compiled = now, compiled
             try:
                 with self.path.open("a") as file:
                     file.write(json.dumps(record) + "\n")

@@ -9,6 +9,8 @@
 `run` compares stale data with and without relaxed clipping and veto, and fresh data. Every arm starts from
 the same warm-started SmolLM2-135M, sees the same prompts and takes as many updates.
 `grid` looks for the largest learning rate that each µ bears, from the same start.
+With `--config` they train another model or task, such as configs/experiments/smollm2_gsm8k.yaml; give a `--mu`
+that suits it.
 
 Both go through their queue until the time is over, stop what is under way with SIGTERM, and continue it next
 time; config keys such as `optimizer.learning_rate=3e-6` may stand anywhere among the arguments. With `--jobs`
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     grid.add_argument("--updates", type=int, default=512, help="of each run")
     grid.add_argument("--seeds", nargs="+", type=int, default=[0])
     for command in (run, grid):
+        command.add_argument("--config", type=Path, default=CONFIG, help="the base of all runs")
         command.add_argument("--model", default="smollm2-135m", help="before the warm start")
         command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
         command.add_argument("--seconds", type=float, default=1e9, help="all is saved and left before then")
@@ -115,7 +118,7 @@ def _arm_and_seed(text: str) -> tuple[str, int]:
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     runs = arguments.runs.resolve()
     queue = Queue(arguments.jobs, arguments.seconds, runs / "programs")
-    start = _warm_start(queue, runs, [f"model.source={arguments.model}", *overrides])
+    start = _warm_start(queue, runs, arguments.config, [f"model.source={arguments.model}", *overrides])
     if start is not None:
         settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
         works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
@@ -126,11 +129,11 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return 1 if queue.failed else 0
 
 
-def _warm_start(queue: Queue, runs: Path, overrides: list[str]) -> Path | None:
+def _warm_start(queue: Queue, runs: Path, config: Path, overrides: list[str]) -> Path | None:
     """The model that every run starts from; None if there was no time to finish it, or it failed."""
     tuned, exported = runs / "warm-start", runs / "warm-start-export"
     model = exported / "model"
-    tune = Work(tuned, ("sft", CONFIG, "--out", tuned, *overrides), updates=0)
+    tune = Work(tuned, ("sft", config, "--out", tuned, *overrides), updates=0)
     export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
     if not export.done.exists():
         shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
@@ -161,15 +164,15 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
     if rest:
         sys.exit(f"--updates: {arguments.updates} is not a multiple of µ = {mu}")
     sizes = [f"batch.updates_per_stage={mu}", f"batch.stages={stages}"]
-    slots = _slots([*keys, *sizes])
+    slots = _slots(arguments.config, [*keys, *sizes])
     last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides may have meant the warm start
-    command = ("train", CONFIG, "--out", folder, *keys, *sizes, *slots, *last_words)
+    command = ("train", arguments.config, "--out", folder, *keys, *sizes, *slots, *last_words)
     return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
 
 
-def _slots(keys: list[str]) -> list[str]:
+def _slots(path: Path, keys: list[str]) -> list[str]:
     """A stage of a few updates needs no more slots than it has responses."""
-    config = configs.load(CONFIG, keys)
+    config = configs.load(path, keys)
     responses = config.prompts_per_stage * config.batch.responses_per_prompt
     wanted = config.sampling.slots
     return [f"sampling.slots={responses}"] if wanted is not None and wanted > responses else []

@@ -50,18 +50,25 @@ def last(folder: Path, kind: str | None = None) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a run cost and where it got: seconds by part, tokens, accuracy at the end and at best."""
+    """What a run cost and where it got: seconds by part, tokens, accuracy at the end and at best.
+
+    Compiling is a part of its own; `training` is the sum of all parts.
+    """
     seconds: collections.Counter[str] = collections.Counter()
     tokens: collections.Counter[str] = collections.Counter()
     accuracy, updates = [], 0
     for record in records(folder):
         kind, spent = record["kind"], record["seconds"]
+        if kind in ("stage", "update"):
+            work = "sample" if kind == "stage" else "update"
+            compiled = min(spent.get("compile", 0.0), spent.get(work, 0.0))
+            seconds["compile"] += compiled
+            seconds[work] += spent.get(work, 0.0) - compiled
         if kind == "stage":
-            for part in ("sample", "score_wait", "switch"):
+            for part in ("score_wait", "switch"):
                 seconds[part] += spent.get(part, 0.0)
             tokens["generated"] += record["response_tokens"]
         elif kind == "update":
-            seconds["update"] += spent["update"]
             tokens["trained"] += int(record["response_tokens"])
             updates = record["updates"]
         elif kind == "evaluation":

@@ -43,7 +43,8 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         sys.exit(f"{results}: no results; run and collect first")
     if paths:
         runs = sorted(map(_load, paths), key=lambda run: (arms.index(run["arm"]), run["seed"]))
-        print("\n".join([*_comparison_table(runs), "", *_distance_table(runs)]))
+        tables = _comparison_table(runs), _distance_table(runs), _time_table(runs)
+        print("\n\n".join("\n".join(lines) for lines in map(list, tables) if lines))
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if grid.exists():
@@ -64,14 +65,14 @@ def _load(path: Path) -> Run:
 
 def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
     """Accuracy of all runs, times of those that had the GPU to themselves."""
-    yield "| arm | seed | updates | start | end | best | generate | update | switch | in all |"
-    yield f"|{'---|' * 10}"
+    yield "| arm | seed | updates | start | end | best | generate | update | switch | compile | in all |"
+    yield f"|{'---|' * 11}"
     for run in runs:
         accuracy = [_number(run[f"{when}_accuracy"], ".3f") for when in ("first", "last", "best")]
         spent = run["seconds"]
         parts = (
             spent.get("sample", 0) + spent.get("score_wait", 0),
-            *(spent.get(name, 0) for name in ("update", "switch", "training")),
+            *(spent.get(name, 0) for name in ("update", "switch", "compile", "training")),
         )
         times = [f"{part:.0f} s" if run["alone"] else "–" for part in parts]
         done = f"{run['updates']}{'' if run['finished'] else ' so far'}"
@@ -81,7 +82,7 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
         if len(same) > 1:
             ends = [np.mean([run[f"{when}_accuracy"] for run in same]) for when in ("first", "last", "best")]
             shown = [f"{end:.3f}" for end in ends]
-            yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 4)
+            yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 5)
 
 
 def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
@@ -99,6 +100,28 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
             if apart:
                 means = f"{np.mean(apart):+.4f} ({len(apart)})", f"{np.mean(apart[-5:]):+.4f}"
                 yield _row(run["arm"], run["seed"], *means)
+
+
+def _time_table(runs: Sequence[Run]) -> Iterable[str]:
+    """What an update costs with its share of everything, compiling apart, and how fresh data compares."""
+    alone = [run for run in runs if run["alone"] and run["finished"]]
+    fresh = next((run for run in alone if run["arm"] == FRESH), None)
+    if fresh is None or len(alone) < 2:
+        return
+    yield f"| arm | seed | generate | update | switch | in all, an update | `{FRESH}` takes |"
+    yield f"|{'---|' * 7}"
+    whole = _milliseconds(fresh)[-1]
+    for run in alone:
+        parts = _milliseconds(run)
+        shown = [f"{part:.1f} ms" for part in parts]
+        yield _row(run["arm"], run["seed"], *shown, f"{whole / parts[-1]:.2f}×")
+
+
+def _milliseconds(run: Run) -> tuple[float, ...]:
+    """Of an update: generation with scoring, the update itself, switching, and their sum."""
+    spent = {name: 1e3 * seconds / run["updates"] for name, seconds in run["seconds"].items()}
+    parts = spent.get("sample", 0) + spent.get("score_wait", 0), spent["update"], spent.get("switch", 0)
+    return *parts, sum(parts)
 
 
 def _row(*cells: Any) -> str:

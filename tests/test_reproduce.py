@@ -125,6 +125,10 @@ def test_a_short_stage_gets_no_more_slots_than_responses():
     for mu, slots in ((4, ["sampling.slots=256"]), (1024, [])):
         command = reproduce._work(Path("x"), mu, arguments, [], Path("model")).command
         assert [key for key in command if str(key).startswith("sampling.")] == slots
+    gsm8k = reproduce.CONFIG.with_name("smollm2_gsm8k.yaml")
+    arguments = reproduce._parser().parse_args(["run", "--runs", "r", "--config", str(gsm8k)])
+    command = reproduce._work(Path("x"), 4, arguments, [], Path("model")).command
+    assert command[:2] == ("train", gsm8k) and "sampling.slots=512" in command
 
 
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
@@ -159,7 +163,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     draw(out, list(reproduce.ARMS), level=0.5)
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if line.startswith("| mu_grpo")]
-    assert [row.count("–") for row in rows[:3]] == [0, 4, 4]  # times of the run that was alone
+    assert [row.count("–") for row in rows[:3]] == [0, 5, 5]  # times of the run that was alone
     curves = [
         [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
         for name in ("mu_grpo-seed1", "grpo-mu4-seed0")
@@ -168,9 +172,33 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     apart = sum(ours) / len(ours) - sum(fresh) / len(fresh)
     assert rows[4].startswith(f"| mu_grpo | 1 | {apart:+.4f} ({len(ours)}) |")
     assert "mean of 2" in rows[2]
+    spent = {curve[0]["run"]: curve[0] for curve in curves}["grpo-mu4-seed0"]
+    parts = [spent["seconds"].get(part, 0.0) for part in ("sample", "score_wait", "update", "switch")]
+    assert f"{1e3 * sum(parts) / spent['updates']:.1f} ms | 1.00× |" in shown
     assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
     for name in ("accuracy", "staleness", "law"):
         assert (out / f"{name}.png").stat().st_size > 10_000
+
+
+def test_compiling_is_a_part_of_its_own(tmp_path):
+    def record(kind, **seconds):
+        return {"kind": kind, "updates": 1, "response_tokens": 3, "seconds": seconds}
+
+    lines = [
+        record("evaluation", evaluate=9.0, compile=8.0) | {"accuracy": 0.5},
+        record("stage", sample=5.0, score_wait=1.0, switch=0.5, compile=4.0),
+        record("update", update=3.0, compile=2.5),
+        record("update", update=1.0, compile=0.0),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert reproduce_collect.summary(tmp_path)["seconds"] == {
+        "sample": 1.0,
+        "score_wait": 1.0,
+        "switch": 0.5,
+        "update": 1.5,
+        "compile": 6.5,
+        "training": 10.5,
+    }
 
 
 def lose_all(folder):

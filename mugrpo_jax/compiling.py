@@ -1,0 +1,57 @@
+"""How long this process has been tracing and compiling, which no step of a run should be blamed for."""
+
+import threading
+import time
+from typing import Any
+
+import jax
+
+_EVENTS = "/jax/core/compile/"
+
+
+class CompileClock:
+    """Wall time during which programs were traced, lowered or compiled, or read from the compilation cache.
+
+    JAX tells how long each of these took when it ends. What happens inside another one, or at the same time
+    in another thread, counts once.
+
+    Attributes:
+      seconds: so far.
+
+    >>> clock = CompileClock()
+    >>> clock.tell("/jax/core/compile/backend_compile_duration", 2.0, now=10.0)
+    >>> clock.tell("/jax/core/compile/backend_compile_duration", 5.0, now=11.0)
+    >>> clock.seconds
+    5.0
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._intervals: list[tuple[float, float]] = []  # apart from each other, in order
+
+    def tell(self, event: str, duration: float, *, now: float | None = None, **about: Any) -> None:
+        """Something took so long and has just ended; a listener of `jax.monitoring`."""
+        if not event.startswith(_EVENTS):
+            return
+        end = time.monotonic() if now is None else now
+        start = end - duration
+        with self._lock:
+            while self._intervals and self._intervals[-1][1] >= start:
+                before, after = self._intervals.pop()
+                self.seconds -= after - before
+                start = min(start, before)
+            self._intervals.append((start, end))
+            self.seconds += end - start
+
+
+_clock: CompileClock | None = None
+
+
+def compile_clock() -> CompileClock:
+    """The clock of this process; it runs from the first call on."""
+    global _clock
+    if _clock is None:
+        _clock = CompileClock()
+        jax.monitoring.register_event_duration_secs_listener(_clock.tell)
+    return _clock
