@@ -2,7 +2,6 @@
 
 import threading
 import time
-from typing import Any
 
 import jax
 
@@ -19,8 +18,8 @@ class CompileClock:
       seconds: so far.
 
     >>> clock = CompileClock()
-    >>> clock.tell("/jax/core/compile/backend_compile_duration", 2.0, now=10.0)
-    >>> clock.tell("/jax/core/compile/backend_compile_duration", 5.0, now=11.0)
+    >>> clock.add(8.0, 10.0)
+    >>> clock.add(6.0, 11.0)
     >>> clock.seconds
     5.0
     """
@@ -30,12 +29,8 @@ class CompileClock:
         self._lock = threading.Lock()
         self._intervals: list[tuple[float, float]] = []  # apart from each other, in order
 
-    def tell(self, event: str, duration: float, *, now: float | None = None, **about: Any) -> None:
-        """Something took so long and has just ended; a listener of `jax.monitoring`."""
-        if not event.startswith(_EVENTS):
-            return
-        end = time.monotonic() if now is None else now
-        start = end - duration
+    def add(self, start: float, end: float) -> None:
+        """Something went on from one moment to another that is later than the ends of all before."""
         with self._lock:
             while self._intervals and self._intervals[-1][1] >= start:
                 before, after = self._intervals.pop()
@@ -43,6 +38,12 @@ class CompileClock:
                 start = min(start, before)
             self._intervals.append((start, end))
             self.seconds += end - start
+
+    def listen(self, event: str, duration_secs: float, **about: str | int) -> None:
+        """Hear from `jax.monitoring` what has just ended."""
+        if event.startswith(_EVENTS):
+            now = time.monotonic()
+            self.add(now - duration_secs, now)
 
 
 _clock: CompileClock | None = None
@@ -53,5 +54,5 @@ def compile_clock() -> CompileClock:
     global _clock
     if _clock is None:
         _clock = CompileClock()
-        jax.monitoring.register_event_duration_secs_listener(_clock.tell)
+        jax.monitoring.register_event_duration_secs_listener(_clock.listen)
     return _clock

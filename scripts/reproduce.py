@@ -9,8 +9,8 @@
 `run` compares stale data with and without relaxed clipping and veto, and fresh data. Every arm starts from
 the same warm-started SmolLM2-135M, sees the same prompts and takes as many updates.
 `grid` looks for the largest learning rate that each µ bears, from the same start.
-With `--config` they train another model or task, such as configs/experiments/smollm2_gsm8k.yaml; give a `--mu`
-that suits it.
+With `--config` they train another model or task, such as configs/experiments/smollm2_gsm8k.yaml; its `--mu`
+must suit it.
 
 Both go through their queue until the time is over, stop what is under way with SIGTERM, and continue it next
 time; config keys such as `optimizer.learning_rate=3e-6` may stand anywhere among the arguments. With `--jobs`

@@ -2,24 +2,25 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from mugrpo_jax.compiling import CompileClock, compile_clock
 from mugrpo_jax.run import Journal, read_journal
 
-BACKEND = "/jax/core/compile/backend_compile_duration"
-
 
 def test_what_overlaps_counts_once():
     clock = CompileClock()
-    clock.tell(BACKEND, 1.0, now=2.0)
-    clock.tell(BACKEND, 1.0, now=4.0)  # apart from the first
+    clock.add(1.0, 2.0)
+    clock.add(3.0, 4.0)  # apart from the first
     assert clock.seconds == 2.0
-    clock.tell(BACKEND, 1.5, now=4.5)  # begins inside it
+    clock.add(3.0, 4.5)  # around the second, and 0.5 longer
     assert clock.seconds == 2.5
-    clock.tell(BACKEND, 4.0, now=5.0)  # around everything
-    assert clock.seconds == 4.0
-    clock.tell("/jax/checkpoint/write/async", 9.0, now=20.0)
-    assert clock.seconds == 4.0
+    clock.add(4.2, 4.8)  # begins inside it
+    assert clock.seconds == pytest.approx(2.8)
+    clock.add(1.5, 5.0)  # begins inside the first
+    assert clock.seconds == pytest.approx(4.0)
+    clock.listen("/jax/checkpoint/write/async", 9.0)
+    assert clock.seconds == pytest.approx(4.0)
 
 
 def test_the_journal_tells_what_went_into_compiling(tmp_path):
