@@ -113,6 +113,12 @@ class Batch(Section):
     tokens_per_micro_batch: int = key(32768, "tokens in one forward-backward pass, over all devices", least=1)
     length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = key(False, "compute a prompt once for all its responses in a micro-batch")
+    equal_groups: Literal["keep", "skip", "drop"] = key(
+        "keep",
+        "groups whose rewards are all equal have no gradient: `skip` does not compute them (diagnostics, and "
+        "objectives that look at the whole batch, then miss them), `drop` takes them out of the denominator "
+        "too (DAPO)",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +227,11 @@ class RunConfig(Section):
     batch: Batch = key(Batch(), "batch sizes")
     objective: ObjectiveConfig = key(ObjectiveConfig(), "the loss and its knobs")
     advantage: Literal["std", "mean", "rloo", "batch_std"] = key("std", "how rewards become advantages")
+    overlong_buffer: int = key(
+        0,
+        "tokens before sampling.max_response_tokens over which a penalty grows from 0 to 1 (DAPO); 0: none",
+        least=0,
+    )
     optimizer: Optimizer = key(Optimizer(), "AdamW")
     warm_start: WarmStart = key(WarmStart(), "supervised start")
     evaluation: Evaluation = key(Evaluation(), "held-out accuracy")
@@ -246,6 +257,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
                 f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
+            )
+        if self.overlong_buffer > self.sampling.max_response_tokens:
+            raise ConfigError(
+                f"overlong_buffer: {self.overlong_buffer} is more than "
+                f"sampling.max_response_tokens={self.sampling.max_response_tokens}"
             )
         if self.sampling.temperature <= 0:
             raise ConfigError(

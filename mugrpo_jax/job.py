@@ -363,6 +363,8 @@ class Job:
                 advantage=config.advantage,
                 aggregation=config.objective.settings["aggregation"],
                 max_response=config.sampling.max_response_tokens,
+                overlong_buffer=config.overlong_buffer,
+                equal_groups=batch.equal_groups,
             )
             if cursor.data is not None:
                 stream.seek(cursor.data)

@@ -88,6 +88,12 @@ def plan_buckets(
     return Buckets(tuple(lengths), tokens, groups, share)
 
 
+# Groups whose responses all got the same reward have advantages of exactly 0. They are computed like all
+# others; or left out of the passes, which costs their share of diagnostics and no gradient; or left out of
+# the denominator too.
+EQUAL_GROUPS = ("keep", "skip", "drop")
+
+
 class Row(NamedTuple):
     """One response with its prompt, as it enters a micro-batch."""
 
@@ -126,30 +132,74 @@ def make_update(
     advantage: str,
     aggregation: str,
     max_response: int,
+    overlong_buffer: int = 0,
+    equal_groups: str = "keep",
 ) -> Update:
-    """Arrange some groups as one update."""
+    """Arrange some groups as one update.
+
+    Args:
+      groups: all responses of each.
+      buckets: the shapes of micro-batches.
+      advantage: how rewards become advantages, one of `objectives.ADVANTAGE_KINDS`.
+      aggregation: of the objective; it decides the denominator.
+      max_response: the generation budget in tokens.
+      overlong_buffer: tokens before the budget over which DAPO's penalty grows; 0: no penalty.
+      equal_groups: what happens to groups without signal, one of `EQUAL_GROUPS`.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.stack([group.rewards for group in groups])
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts]).reshape(rewards.shape)
     with jax.default_device(_host_device()):
-        advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage)).ravel()
-    rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-    rows = [Row(p, r.tokens, r.logprobs, a) for (p, r), a in zip(rollouts, advantages)]
-    micro_batches = arrange(rows, buckets)
-    tokens = sum(len(row.response) for row in rows)
+        penalties = _penalties(lengths, max_response, overlong_buffer)
+        shaped = rewards + penalties
+        advantages = np.asarray(objectives.group_advantages(shaped, kind=advantage))
+    equal = shaped.max(1) == shaped.min(1)
+    rows = [
+        [Row(group.prompt, r.tokens, r.logprobs, a) for r, a in zip(group.rollouts, values)]
+        for group, values in zip(groups, advantages)
+    ]
+    taken, counted = _choose_rows(rows, equal, equal_groups)
+    micro_batches = arrange(taken, buckets)
     padded = sum(batch["tokens"].size for batch in micro_batches)
-    budget = max_response if aggregation == "constant" else None
-    parts = [objectives.denominator(b["mask"], aggregation, max_length=budget) for b in micro_batches]
+    metrics = {
+        "reward": float(rewards.mean()),
+        "equal_groups": float(equal.mean()),
+        "response_tokens": float(lengths.sum()),
+        "response_length": float(lengths.mean()),
+        "truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
+        "padding": 1 - sum(_packed_tokens(batch) for batch in micro_batches) / padded,
+    }
     return Update(
         micro_batches=micro_batches,
-        denominator=float(sum(parts)),
-        metrics={
-            "reward": float(rewards.mean()),
-            "equal_groups": float((rewards.max(1) == rewards.min(1)).mean()),
-            "response_tokens": float(tokens),
-            "response_length": tokens / len(rows),
-            "truncated": float(np.mean([rollout.finish == "length" for _, rollout in rollouts])),
-            "padding": 1 - sum(_packed_tokens(batch) for batch in micro_batches) / padded,
-        },
+        denominator=_denominator(counted, aggregation, max_response),
+        metrics=metrics | ({"overlong_penalty": float(penalties.mean())} if overlong_buffer else {}),
     )
+
+
+def _penalties(lengths: np.ndarray, max_response: int, buffer: int) -> np.ndarray:
+    if not buffer:
+        return np.zeros(lengths.shape, np.float32)
+    return np.asarray(objectives.overlong_penalty(lengths, max_length=max_response, buffer=buffer))
+
+
+def _choose_rows(
+    rows: Sequence[Sequence[Row]], equal: np.ndarray, equal_groups: str
+) -> tuple[list[Row], list[Row]]:
+    """Rows to compute, and rows that the denominator counts."""
+    everything = [row for group in rows for row in group]
+    if equal_groups == "keep":
+        return everything, everything
+    telling = [row for group, silent in zip(rows, equal) if not silent for row in group]
+    # An update takes place even if no group has anything to say: AdamW moves on.
+    taken = telling or [min(everything, key=lambda row: row.length)]
+    return taken, taken if equal_groups == "drop" else everything
+
+
+def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> float:
+    lengths = np.array([len(row.response) for row in rows])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    budget = max_response if aggregation == "constant" else None
+    return float(objectives.denominator(mask, aggregation, max_length=budget))
 
 
 @functools.cache

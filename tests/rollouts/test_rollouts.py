@@ -170,6 +170,23 @@ def test_micro_batches_have_the_planned_shapes_and_hold_what_was_stored(stage):
     np.testing.assert_allclose(np.sort(found[found != 0]), np.sort(rewards[rewards != 0]), atol=1e-6)
 
 
+def test_long_responses_are_penalised_before_advantages_are_taken():
+    buckets = rollouts.plan_buckets(70, 4096)
+    settings = {"advantage": "mean", "aggregation": "constant", "max_response": 60}
+    plain = rollouts.make_update(GROUPS[:5], buckets, **settings)
+    update = rollouts.make_update(GROUPS[:5], buckets, **settings, overlong_buffer=40)
+    expected = []
+    for group in GROUPS[:5]:
+        lengths = np.array([len(rollout.tokens) for rollout in group.rollouts])
+        shaped = group.rewards - np.clip((lengths - 20) / 40, 0, None)
+        expected += list(shaped - shaped.mean())
+    found = np.concatenate([b["advantages"] for b in update.micro_batches])
+    np.testing.assert_allclose(np.sort(found[found != 0]), np.sort(expected), atol=1e-6)
+    assert update.metrics["reward"] == plain.metrics["reward"]  # of the task alone
+    assert update.metrics["overlong_penalty"] < 0 and "overlong_penalty" not in plain.metrics
+    assert update.denominator == plain.denominator == 20 * 60
+
+
 def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(5.2, 0.8, 256)), 32, 512).astype(int)

@@ -1,5 +1,6 @@
 """Claims about the update step: micro-batches, buckets and meshes give the gradient of one padded batch."""
 
+import dataclasses
 import functools
 
 import jax
@@ -44,9 +45,10 @@ def groups(count=8):
     ]
 
 
-def update(tokens: int, unit: int = 32, multiple: int = 1, share: bool = False):
+def update(tokens: int, unit: int = 32, multiple: int = 1, share: bool = False, **changes):
     buckets = rollouts.plan_buckets(64, tokens, multiple, unit=unit, share=share)
-    return rollouts.make_update(groups(), buckets, advantage="std", aggregation="token_mean", max_response=50)
+    settings = {"advantage": "std", "aggregation": "token_mean", "max_response": 50}
+    return rollouts.make_update(changes.pop("of", groups()), buckets, **settings | changes)
 
 
 @functools.cache
@@ -124,6 +126,53 @@ def test_bucketed_micro_batches_give_the_gradient_of_one_padded_batch():
     assert difference(found, whole) < 1e-6 * max(scale, 1)
     for name in ("loss", "tokens", "vetoed/tokens", "ratio/negative_tokens", "ratio_min"):
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-5, atol=1e-7)
+
+
+def with_equal_rewards(some, which):
+    """The same groups, some of which got one reward for all their responses."""
+    return [
+        dataclasses.replace(
+            group, rollouts=tuple(dataclasses.replace(r, reward=float(i % 2)) for r in group.rollouts)
+        )
+        if i in which
+        else group
+        for i, group in enumerate(some)
+    ]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_groups_without_signal_need_not_be_computed(share):
+    _, step, state = setup(share=share)
+    mixed = with_equal_rewards(groups(), {0, 3, 4, 6})
+    whole, skipped = (update(1024, 64, share=share, of=mixed, equal_groups=how) for how in ("keep", "skip"))
+    assert skipped.metrics["equal_groups"] == 0.5 and skipped.metrics["reward"] == whole.metrics["reward"]
+    rows = [sum(b["mask"].any(1).sum() for b in u.micro_batches) for u in (whole, skipped)]
+    assert rows == [32, 16] and skipped.denominator == whole.denominator
+    (exact, seen), (found, counted) = (step.gradient(state, u) for u in (whole, skipped))
+    assert difference(found, exact) < 1e-6 * max(float(optax.tree.norm(exact)), 1)
+    assert float(optax.tree.norm(exact)) > 1e-3
+    np.testing.assert_allclose(seen["loss"], counted["loss"], atol=1e-6)
+    assert seen["negative_tokens"] == counted["negative_tokens"] and counted["tokens"] < seen["tokens"]
+
+
+def test_dropped_groups_leave_the_denominator_too():
+    _, step, state = setup()
+    mixed = with_equal_rewards(groups(), {0, 3, 4, 6})
+    rest = [mixed[i] for i in (1, 2, 5, 7)]
+    dropped, alone = update(1024, 64, of=mixed, equal_groups="drop"), update(1024, 64, of=rest)
+    assert dropped.denominator == alone.denominator < update(1024, 64, of=mixed).denominator
+    (exact, _), (found, _) = (step.gradient(state, u) for u in (alone, dropped))
+    assert difference(found, exact) == 0
+
+
+@pytest.mark.parametrize("how", ["skip", "drop"])
+def test_an_update_without_any_signal_is_an_update_with_a_gradient_of_zero(how):
+    _, step, state = setup()
+    silent = with_equal_rewards(groups(), range(8))
+    one = update(1024, 64, of=silent, equal_groups=how)
+    assert sum(b["mask"].any(1).sum() for b in one.micro_batches) == 1
+    gradient, metrics = step.gradient(state, one)
+    assert float(optax.tree.norm(gradient)) == 0 and np.isfinite(float(metrics["loss"]))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
