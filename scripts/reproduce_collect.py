@@ -75,7 +75,7 @@ def summary(folder: Path) -> dict[str, Any]:
             accuracy.append(record["accuracy"])
     parts = {name: round(value, 1) for name, value in seconds.items()}
     return {
-        "alone": not any((folder / mark).exists() for mark in ("shared_gpu", "interrupted")),
+        "alone": not any((folder / mark).exists() for mark in ("shared_gpu", "resumed")),
         "finished": (folder / "done").exists(),
         "seconds": parts | {"training": round(sum(seconds.values()), 1)},
         "tokens": dict(tokens),
@@ -96,6 +96,9 @@ def _facts(folder: Path) -> dict[str, Any]:
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     named = {name: config[name] for name in ("objective", "batch", "optimizer", "task", "sampling", "seed")}
+    options = config["task"]["options"]
+    if "folder" in options:
+        options["folder"] = Path(options["folder"]).name  # where it is on this machine is nobody's business
     return named | {"environment": json.loads((folder / "environment.json").read_text())}
 
 

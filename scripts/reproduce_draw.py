@@ -104,17 +104,17 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
 
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     """What an update costs with its share of everything, compiling apart, and how fresh data compares."""
-    alone = [run for run in runs if run["alone"] and run["finished"]]
+    alone = [run for run in runs if run["alone"] and run["updates"]]
     fresh = next((run for run in alone if run["arm"] == FRESH), None)
     if fresh is None or len(alone) < 2:
         return
-    yield f"| arm | seed | generate | update | switch | in all, an update | `{FRESH}` takes |"
-    yield f"|{'---|' * 7}"
+    yield f"| arm | seed | updates | generate | update | switch | in all, an update | `{FRESH}` takes |"
+    yield f"|{'---|' * 8}"
     whole = _milliseconds(fresh)[-1]
     for run in alone:
         parts = _milliseconds(run)
         shown = [f"{part:.1f} ms" for part in parts]
-        yield _row(run["arm"], run["seed"], *shown, f"{whole / parts[-1]:.2f}×")
+        yield _row(run["arm"], run["seed"], run["updates"], *shown, f"{whole / parts[-1]:.2f}×")
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:

@@ -51,7 +51,7 @@ class Queue:
 
     Runs under way are then asked to stop (SIGTERM: they save, and the next call continues them), and killed
     if they have not left when `seconds` have passed. A run that had company at any time has a file
-    `shared_gpu` in its folder, one that was stopped `interrupted`: their wall-clock figures mean nothing.
+    `shared_gpu` in its folder, one that was continued `resumed`: their wall-clock figures mean nothing.
     What runs compile is kept in `programs`.
 
     Attributes:
@@ -98,6 +98,8 @@ class Queue:
 
     def _start(self, work: Work) -> None:
         work.folder.mkdir(parents=True, exist_ok=True)
+        if (work.folder / "metrics.jsonl").exists():
+            (work.folder / "resumed").touch()
         with work.log.open("ab") as log:
             self._running[work] = subprocess.Popen(
                 [*MUGRPO, *map(str, work.command)],
@@ -117,7 +119,7 @@ class Queue:
             say(what="failed", run=work.folder.name, status=status, log=str(work.log), tail=tail(work.log))
             return
         if work.updates is not None and _updates(work) < work.updates:  # somebody else asked it to stop
-            self._interrupted(work, status)
+            self._tell_stopped(work, status)
             return
         work.done.touch()
         for part in work.dropped:
@@ -143,11 +145,10 @@ class Queue:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            self._interrupted(work, process.returncode)
+            self._tell_stopped(work, process.returncode)
         self._running.clear()
 
-    def _interrupted(self, work: Work, status: int) -> None:
-        (work.folder / "interrupted").touch()
+    def _tell_stopped(self, work: Work, status: int) -> None:
         say(what="stopped", run=work.folder.name, status=status, updates=_updates(work))
 
 

@@ -82,7 +82,7 @@ def test_a_run_that_left_before_its_last_update_is_not_done(work, capsys):
     (early.folder / "metrics.jsonl").write_text('{"kind": "update", "updates": 4}\n')
     assert not queue(jobs=1, seconds=60).run([early])
     assert [record["what"] for record in said(capsys)] == ["start", "stopped"]
-    assert (early.folder / "checkpoints").exists() and (early.folder / "interrupted").exists()
+    assert (early.folder / "checkpoints").exists()
     end = {"kind": "update", "updates": 5, "response_tokens": 1, "seconds": {"update": 1}}
     (early.folder / "metrics.jsonl").write_text(json.dumps(end) + "\n")
     assert queue(jobs=1, seconds=60).run([early]) and not reproduce_collect.summary(early.folder)["alone"]
