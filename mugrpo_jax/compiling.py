@@ -30,12 +30,12 @@ class CompileClock:
         self._intervals: list[tuple[float, float]] = []  # apart from each other, in order
 
     def add(self, start: float, end: float) -> None:
-        """Something went on from one moment to another that is later than the ends of all before."""
+        """Something went on from one moment to another."""
         with self._lock:
             while self._intervals and self._intervals[-1][1] >= start:
                 before, after = self._intervals.pop()
                 self.seconds -= after - before
-                start = min(start, before)
+                start, end = min(start, before), max(end, after)
             self._intervals.append((start, end))
             self.seconds += end - start
 

@@ -117,7 +117,7 @@ class Batch(Section):
         "keep",
         "groups whose rewards are all equal have no gradient: `skip` does not compute them (diagnostics, and "
         "objectives that look at the whole batch, then miss them), `drop` takes them out of the denominator "
-        "too (DAPO)",
+        "too (as DAPO, without its resampling)",
     )
 
 
@@ -257,6 +257,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
                 f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
+            )
+        if batch.equal_groups != "keep" and self.objective.name == "p3o":
+            raise ConfigError(
+                f"batch.equal_groups: {batch.equal_groups} does not go with p3o, whose pull to the behavior "
+                "policy counts for responses without an advantage too; take keep"
             )
         if self.overlong_buffer > self.sampling.max_response_tokens:
             raise ConfigError(

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from mugrpo_jax.compiling import compile_clock
+
 _AHEAD = 2  # updates that the device may still be working on while the host prepares the next
 
 
@@ -17,14 +19,15 @@ class InFlight:
     dispatched: the device always has work while the host arranges the next batch and writes the journal.
     """
 
-    def __init__(self, record: Callable[[Any, dict[str, float], float], None]) -> None:
+    def __init__(self, record: Callable[[Any, dict[str, float], dict[str, float]], None]) -> None:
         """Call `record(about, metrics, seconds)` for each update, in order.
 
-        Seconds run from one record to the next, so those of a phase add up to its wall time.
+        `seconds["update"]` runs from one record to the next, so those of a phase add up to its wall time;
+        `seconds["compile"]` is the part of it that went into compiling.
         """
         self._record = record
         self._waiting: collections.deque[tuple[Any, Mapping[str, jax.Array]]] = collections.deque()
-        self._since = time.monotonic()
+        self.restart()
 
     def add(self, about: Any, metrics: Mapping[str, jax.Array]) -> None:
         """Take an update that was just dispatched; record those that are old enough."""
@@ -41,11 +44,12 @@ class InFlight:
 
     def restart(self) -> None:
         """The time since the last record belonged to something else."""
-        self._since = time.monotonic()
+        self._since, self._compiled = time.monotonic(), compile_clock().seconds
 
     def _finish_one(self) -> None:
         about, metrics = self._waiting.popleft()
         found = {name: float(value) for name, value in metrics.items()}
-        now = time.monotonic()
-        seconds, self._since = now - self._since, now
+        since, compiled = self._since, self._compiled
+        self.restart()
+        seconds = {"update": self._since - since, "compile": self._compiled - compiled}
         self._record(about, found, seconds)

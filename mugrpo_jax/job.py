@@ -18,6 +18,7 @@ import numpy as np
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, progress, replay, training
 from mugrpo_jax.collect import ShardCollector
+from mugrpo_jax.compiling import compile_clock
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.inflight import InFlight
 from mugrpo_jax.policy import Policy, load_policy
@@ -250,7 +251,7 @@ class Job:
             ShardCollector(stage, problems, group) as collector,
             progress.bar(len(wanted[1]) * group, f"stage {stage_index}: generate", "resp") as bar,
         ):
-            started = time.monotonic()
+            started, compiled = time.monotonic(), compile_clock().seconds
             for response in sampler.run(requests):
                 text = self.policy.tokenizer.decode(response.tokens)
                 collector.add(response, self._scorer.submit(text, problems[response.index]))
@@ -260,6 +261,7 @@ class Job:
             sampled = time.monotonic()
             return {
                 "sample": sampled - started,
+                "compile": compile_clock().seconds - compiled,
                 "score_wait": collector.finish(wait=not self.stop.requested),
                 "write": collector.write_seconds,
                 "device_idle": sampler.stats.host_seconds,
@@ -381,7 +383,7 @@ class Job:
         return {} if self._vote is None else {"stop": self._vote(self.stop.requested)}
 
     def _record_update(
-        self, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: float
+        self, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: dict[str, float]
     ) -> None:
         cursor, data = about
         self.stop.agree(metrics.pop("stop", 0.0) > 0)
@@ -392,7 +394,7 @@ class Job:
             "staleness": cursor.update - 1,
             **data,
             **metrics,
-            "seconds": {"update": seconds},
+            "seconds": seconds,
         }
         self.run.journal.write(record)
         bar.set_postfix(progress.headline(record), refresh=False)
@@ -434,11 +436,11 @@ class Job:
                     raise Stopped
         return start.state.params
 
-    def _record_warm_start(self, bar: Any, updates: int, metrics: dict[str, float], seconds: float) -> None:
+    def _record_warm_start(
+        self, bar: Any, updates: int, metrics: dict[str, float], seconds: dict[str, float]
+    ) -> None:
         self.stop.agree(metrics.pop("stop", 0.0) > 0)
-        self.run.journal.write(
-            {"kind": "warm_start", "updates": updates, **metrics, "seconds": {"update": seconds}}
-        )
+        self.run.journal.write({"kind": "warm_start", "updates": updates, **metrics, "seconds": seconds})
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
         bar.update()
 

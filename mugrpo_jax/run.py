@@ -15,7 +15,6 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed
-from mugrpo_jax.compiling import compile_clock
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.distributed import Stopped as Stopped
 from mugrpo_jax.environment import environment
@@ -43,7 +42,7 @@ class RunFolder:
         path = self.folder / "config.yaml"
         here = configs.to_dict(self.config)
         if path.exists():
-            there = yaml.safe_load(path.read_text())
+            there = configs.to_dict(configs.load(path))  # with defaults for keys that did not exist then
             same = dict.fromkeys((*configs.ONLOOKERS, "mesh"))  # a run may continue on other devices
             differing = configs.differing_keys(there | same, here | same)
             if differing:
@@ -97,7 +96,6 @@ class Journal:
             self._remember(record)
         self._trackers: list[Tracker] = []
         self._last = time.monotonic()
-        self._compiled = compile_clock().seconds
 
     def follow(self, tracker: Tracker) -> None:
         """Hand all records, those that are there and those to come, to a tracker too."""
@@ -105,16 +103,12 @@ class Journal:
         self._trackers.append(tracker)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; `seconds.elapsed` is the time since the last, or since the process began.
-
-        `seconds.compile` is the part of it that went into compiling.
-        """
+        """Append a record; `seconds.elapsed` is the time since the last, or since the process began."""
         self._remember(record)
         if self._writes:
-            now, compiled = time.monotonic(), compile_clock().seconds
-            since = {"elapsed": now - self._last, "compile": compiled - self._compiled}
-            record = record | {"seconds": record.get("seconds", {}) | since}
-            self._last, self._compiled = now, compiled
+            now = time.monotonic()
+            record = record | {"seconds": record.get("seconds", {}) | {"elapsed": now - self._last}}
+            self._last = now
             try:
                 with self.path.open("a") as file:
                     file.write(json.dumps(record) + "\n")

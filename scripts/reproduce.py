@@ -23,6 +23,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from reproduce_collect import collect, say
 from reproduce_queue import ROOT, Queue, Work
@@ -88,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     grid.add_argument("--updates", type=int, default=512, help="of each run")
     grid.add_argument("--seeds", nargs="+", type=int, default=[0])
     for command in (run, grid):
-        command.add_argument("--config", type=Path, default=CONFIG, help="the base of all runs")
+        command.add_argument(
+            "--config", type=lambda text: Path(text).resolve(), default=CONFIG, help="the base of all runs"
+        )
         command.add_argument("--model", default="smollm2-135m", help="before the warm start")
         command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
         command.add_argument("--seconds", type=float, default=1e9, help="all is saved and left before then")
@@ -135,9 +138,25 @@ def _warm_start(queue: Queue, runs: Path, config: Path, overrides: list[str]) ->
     model = exported / "model"
     tune = Work(tuned, ("sft", config, "--out", tuned, *overrides), updates=0)
     export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
+    _check_start(tuned, config, overrides)
     if not export.done.exists():
         shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
     return model if queue.run([tune]) and queue.run([export]) else None
+
+
+def _check_start(tuned: Path, config: Path, overrides: list[str]) -> None:
+    """All runs of a folder start from one model: another task or model needs another folder."""
+    if (tuned / "config.yaml").exists():
+        there, here = configs.load(tuned / "config.yaml"), configs.load(config, overrides)
+        differing = configs.differing_keys(_start(there), _start(here))
+        if differing:
+            sys.exit(f"{tuned}: made with another config: {'; '.join(differing)}; use another --runs")
+
+
+def _start(config: configs.RunConfig) -> dict[str, Any]:
+    """What decides the model that runs start from."""
+    whole = configs.to_dict(config)
+    return {"model.source": config.model.source, "task": whole["task"], "warm_start": whole["warm_start"]}
 
 
 Setting = tuple[str, int, list[str]]  # the folder's name, µ, config keys

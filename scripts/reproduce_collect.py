@@ -16,6 +16,17 @@ KEPT = (
     *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
     *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups"),
 )
+FACTS = (
+    "seed",
+    "model",
+    "task",
+    "sampling",
+    "batch",
+    "objective",
+    "advantage",
+    "overlong_buffer",
+    "optimizer",
+)
 
 
 def collect(runs: Path, out: Path) -> None:
@@ -61,7 +72,7 @@ def summary(folder: Path) -> dict[str, Any]:
         kind, spent = record["kind"], record["seconds"]
         if kind in ("stage", "update"):
             work = "sample" if kind == "stage" else "update"
-            compiled = min(spent.get("compile", 0.0), spent.get(work, 0.0))
+            compiled = spent.get("compile", 0.0)
             seconds["compile"] += compiled
             seconds[work] += spent.get(work, 0.0) - compiled
         if kind == "stage":
@@ -69,7 +80,7 @@ def summary(folder: Path) -> dict[str, Any]:
                 seconds[part] += spent.get(part, 0.0)
             tokens["generated"] += record["response_tokens"]
         elif kind == "update":
-            tokens["trained"] += int(record["response_tokens"])
+            tokens["trained"] += int(record["tokens"])
             updates = record["updates"]
         elif kind == "evaluation":
             accuracy.append(record["accuracy"])
@@ -95,10 +106,12 @@ def _facts(folder: Path) -> dict[str, Any]:
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    named = {name: config[name] for name in ("objective", "batch", "optimizer", "task", "sampling", "seed")}
-    options = config["task"]["options"]
+    named = {name: config[name] for name in FACTS if name in config}
+    # Where things lie on this machine is nobody's business.
+    named["model"]["source"] = Path(named["model"]["source"]).name
+    options = named["task"]["options"]
     if "folder" in options:
-        options["folder"] = Path(options["folder"]).name  # where it is on this machine is nobody's business
+        options["folder"] = Path(options["folder"]).name
     return named | {"environment": json.loads((folder / "environment.json").read_text())}
 
 

@@ -98,13 +98,15 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
             there = {point["updates"]: point["accuracy"] for point in other["evaluations"][1:]}
             apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
             if apart:
-                means = f"{np.mean(apart):+.4f} ({len(apart)})", f"{np.mean(apart[-5:]):+.4f}"
+                newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
+                means = f"{np.mean(apart):+.4f} ({len(apart)})", newest
                 yield _row(run["arm"], run["seed"], *means)
 
 
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     """What an update costs with its share of everything, compiling apart, and how fresh data compares."""
-    alone = [run for run in runs if run["alone"] and run["updates"]]
+    whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
+    alone = [run for run in whole_stages if run["alone"] and run["updates"]]
     fresh = next((run for run in alone if run["arm"] == FRESH), None)
     if fresh is None or len(alone) < 2:
         return
@@ -159,7 +161,7 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
         x, y, error = _curve(run, "clock")
         _band(panels[0, 1], (x / 60, y, error), colors[run["arm"]])
     if alone:
-        panels[0, 1].set(xlabel="minutes of training, evaluations left out")
+        panels[0, 1].set(xlabel="minutes of training with compiling, evaluations left out")
     _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
 
 

@@ -332,6 +332,22 @@ def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
     assert "32 responses" in command("rollouts", tmp_path / "other")[1]
 
 
+def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(run, tmp_path, command):
+    keys = ["batch.equal_groups=drop", "overlong_buffer=17"]
+    code, shown, _ = command("replay", run, *keys, "--stage", 0, "--out", tmp_path / "shaped")
+    assert code == 0 and "groups with equal rewards are left out" in shown
+    before, after = (journal(folder, "update")[:2] for folder in (run, tmp_path / "shaped"))
+    assert all(record["overlong_penalty"] < 0 for record in after)
+    assert [record["reward"] for record in after] == [record["reward"] for record in before]
+    code, _, _ = command("replay", run, *keys[:1], "--stage", 0, "--out", tmp_path / "fewer")
+    fewer = journal(tmp_path / "fewer", "update")
+    silent = [record["equal_groups"] for record in before]
+    assert code == 0 and max(silent) > 0
+    for there, here in zip(before, fewer):
+        assert here["equal_groups"] == there["equal_groups"]
+        assert (here["tokens"] < there["tokens"]) == (there["equal_groups"] > 0)
+
+
 def test_a_replay_of_another_policy_is_refused(run, place, tmp_path, refused):
     out = ["--out", tmp_path / "out"]
     for override, named in (

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mugrpo_jax.compiling import CompileClock, compile_clock
-from mugrpo_jax.run import Journal, read_journal
+from mugrpo_jax.inflight import InFlight
 
 
 def test_what_overlaps_counts_once():
@@ -23,18 +23,17 @@ def test_what_overlaps_counts_once():
     assert clock.seconds == pytest.approx(4.0)
 
 
-def test_the_journal_tells_what_went_into_compiling(tmp_path):
-    journal = Journal(tmp_path / "metrics.jsonl")
-    record = {"kind": "update", "updates": 1}
+def test_an_update_tells_what_went_into_compiling():
+    seen = []
+    in_flight = InFlight(lambda about, metrics, seconds: seen.append(seconds))
+    program = jax.jit(lambda x: {"loss": jnp.sort(jnp.sin(x) @ x.T).sum()})
+    argument = jnp.ones((5, 7))
     before = compile_clock().seconds
-    program = jax.jit(lambda x: jnp.sort(jnp.sin(x) @ x.T))
-    program(jnp.ones((5, 7))).block_until_ready()
+    in_flight.restart()
+    in_flight.add(1, program(argument))
+    in_flight.flush()
     compiled = compile_clock().seconds - before
-    journal.write(record)
-    argument = jnp.zeros((5, 7))
-    journal.write(record)
-    program(argument).block_until_ready()  # compiled already
-    journal.write(record)
-    first, _, last = (record["seconds"] for record in read_journal(journal.path))
-    assert 0 < first["compile"] <= first["elapsed"] and last["compile"] == 0.0
-    assert abs(first["compile"] - compiled) < 1e-9
+    in_flight.add(2, program(argument))  # compiled already
+    in_flight.flush()
+    assert seen[0]["compile"] == pytest.approx(compiled) and 0 < compiled <= seen[0]["update"]
+    assert seen[1]["compile"] == 0.0

@@ -59,6 +59,8 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
             "batch.epochs_per_stage: 3 does not divide batch.updates_per_stage=1024",
         ),
         ("batch.tokens_per_micro_batch=100", "does not hold one row of 4096 tokens"),
+        ("batch.equal_groups=Drop", "batch.equal_groups must be one of keep, skip, drop, got 'Drop'"),
+        ("overlong_buffer=5000", "overlong_buffer: 5000 is more than sampling.max_response_tokens=2560"),
         ("batch.length_multiple=0", "batch.length_multiple: must be at least 1, got 0"),
         ("checkpoints.every=0", "checkpoints.every: must be at least 1, got 0"),
         ("sampling.temperature=0", "sampling.temperature: must be positive for training, got 0.0"),
@@ -87,6 +89,13 @@ def test_a_wrong_value_is_named(file, override, message):
 def test_a_wrong_override_is_named(file, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         configs.load(file, [override])
+
+
+def test_p3o_cannot_leave_out_groups_without_an_advantage(file):
+    configs.load(file, ["objective.name=p3o"])
+    for how in ("skip", "drop"):
+        with pytest.raises(ConfigError, match=f"batch.equal_groups: {how} does not go with p3o"):
+            configs.load(file, ["objective.name=p3o", f"batch.equal_groups={how}"])
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

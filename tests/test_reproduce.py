@@ -83,7 +83,7 @@ def test_a_run_that_left_before_its_last_update_is_not_done(work, capsys):
     assert not queue(jobs=1, seconds=60).run([early])
     assert [record["what"] for record in said(capsys)] == ["start", "stopped"]
     assert (early.folder / "checkpoints").exists()
-    end = {"kind": "update", "updates": 5, "response_tokens": 1, "seconds": {"update": 1}}
+    end = {"kind": "update", "updates": 5, "tokens": 1, "seconds": {"update": 1}}
     (early.folder / "metrics.jsonl").write_text(json.dumps(end) + "\n")
     assert queue(jobs=1, seconds=60).run([early]) and not reproduce_collect.summary(early.folder)["alone"]
 
@@ -125,10 +125,22 @@ def test_a_short_stage_gets_no_more_slots_than_responses():
     for mu, slots in ((4, ["sampling.slots=256"]), (1024, [])):
         command = reproduce._work(Path("x"), mu, arguments, [], Path("model")).command
         assert [key for key in command if str(key).startswith("sampling.")] == slots
+    assert reproduce._parser().parse_args(["run", "--runs", "r", "--config", "a.yaml"]).config.is_absolute()
     gsm8k = reproduce.CONFIG.with_name("smollm2_gsm8k.yaml")
     arguments = reproduce._parser().parse_args(["run", "--runs", "r", "--config", str(gsm8k)])
     command = reproduce._work(Path("x"), 4, arguments, [], Path("model")).command
     assert command[:2] == ("train", gsm8k) and "sampling.slots=512" in command
+
+
+def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
+    start = tmp_path / "warm-start"
+    start.mkdir()
+    wanted = ["task.options={difficulty: 2}", "model.remat=none"]
+    config = reproduce.configs.load(reproduce.CONFIG, wanted)
+    (start / "config.yaml").write_text(json.dumps(reproduce.configs.to_dict(config)))  # JSON is YAML
+    reproduce._check_start(start, reproduce.CONFIG, wanted[:1])  # how it is computed may differ
+    with pytest.raises(SystemExit, match=r"task\.options\.difficulty .2 there, 3 here.*--runs"):
+        reproduce._check_start(start, reproduce.CONFIG, ["task.options={difficulty: 3}"])
 
 
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
@@ -182,7 +194,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
 
 def test_compiling_is_a_part_of_its_own(tmp_path):
     def record(kind, **seconds):
-        return {"kind": kind, "updates": 1, "response_tokens": 3, "seconds": seconds}
+        return {"kind": kind, "updates": 1, "response_tokens": 3, "tokens": 2, "seconds": seconds}
 
     lines = [
         record("evaluation", evaluate=9.0, compile=8.0) | {"accuracy": 0.5},
@@ -199,6 +211,7 @@ def test_compiling_is_a_part_of_its_own(tmp_path):
         "compile": 6.5,
         "training": 10.5,
     }
+    assert reproduce_collect.summary(tmp_path)["tokens"] == {"generated": 3, "trained": 4}
 
 
 def lose_all(folder):

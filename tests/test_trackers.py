@@ -161,6 +161,18 @@ def test_a_run_may_change_who_looks_on_but_nothing_else(tmp_path):
         RunFolder(tmp_path, configs.load(None, ["seed=1"]))
 
 
+def test_a_run_that_is_older_than_a_key_continues_with_its_default(tmp_path):
+    folder = RunFolder(tmp_path, configs.load(None)).folder
+    path = folder / "config.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    older = [line for line in lines if "overlong_buffer" not in line and "equal_groups" not in line]
+    assert len(lines) - len(older) == 2
+    path.write_text("".join(older))
+    RunFolder(tmp_path, configs.load(None))
+    with pytest.raises(ConfigError, match=r"config: batch.equal_groups \('keep' there, 'skip' here\)"):
+        RunFolder(tmp_path, configs.load(None, ["batch.equal_groups=skip"]))
+
+
 def test_elapsed_times_add_up_to_what_the_journal_saw(tmp_path):
     journal = Journal(tmp_path / "metrics.jsonl")
     for number in range(3):

@@ -210,7 +210,8 @@ def dapo(
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
 
     The rest of the method happens before the loss: groups with equal rewards are left out of the batch
-    (`equal_groups`), and overlong responses are penalised in the reward (`overlong_penalty`).
+    (`equal_groups`; in a run `batch.equal_groups: drop`, which does not resample in their place), and
+    overlong responses are penalised in the reward (`overlong_penalty`; in a run `overlong_buffer`).
 
     Args:
       logp: `[B, T]` log-probs of the policy.

@@ -163,10 +163,11 @@ class RunPlan:
 
     def _update(self) -> str:
         batch = self.config.batch
+        left_out = "" if batch.equal_groups == "keep" else "; groups with equal rewards are left out"
         return (
             f"{batch.prompts_per_update} prompts × {batch.responses_per_prompt} responses "
             f"= {_count(self.rows_per_update, 'response')} in at most "
-            f"{_count(self.most_micro_batches, 'micro-batch', 'micro-batches')}"
+            f"{_count(self.most_micro_batches, 'micro-batch', 'micro-batches')}{left_out}"
         )
 
     def _work(self, stages: int) -> str:

@@ -56,7 +56,7 @@ class Position:
     @property
     def stale_limit(self) -> float:
         """R_batch / G, the largest S·η as this run measured it."""
-        return self.batch_drift / self.update_size
+        return self.batch_drift / self.update_size if self.update_size else math.nan
 
 
 def position(run: History) -> Position:

@@ -243,7 +243,7 @@ def throughput(runs: Sequence[History]) -> Panel:
     """Response tokens a second, generated and trained on."""
     lines = []
     for i, run in enumerate(runs):
-        updates = run.values("response_tokens") / np.maximum(run.values("seconds/update"), 1e-9)
+        updates = run.values("tokens") / np.maximum(run.values("seconds/update"), 1e-9)
         x, y, *_ = reduce(run.values("updates"), updates, run_bins(run))
         lines.append(Line(i, "update", x, y))
         made = [record for record in run.generations if record["seconds"].get("generate")]

@@ -27,7 +27,7 @@ from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.policy import Policy
 from mugrpo_jax.report.history import History
 from mugrpo_jax.report.panel import spread
-from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups
+from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups, shaped_rewards
 from mugrpo_jax.training import StepOptions
 
 PAGE_BYTES = 1_500_000  # of samples in one page
@@ -98,7 +98,9 @@ def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
 def pick_samples(scorer: SampleScorer, config: RunConfig, stage: Stage) -> list[Candidate]:
     """Candidates of a stage, as many as one forward pass holds: best and worst of its first groups."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
-    return candidates(groups, max(config.report.samples, scorer.shape[0]), config.advantage)
+    count = max(config.report.samples, scorer.shape[0])
+    rewards = shaped_rewards(groups, config.sampling.max_response_tokens, config.overlong_buffer)
+    return candidates(groups, rewards, count, config.advantage)
 
 
 def write_samples(
@@ -120,9 +122,8 @@ def write_samples(
         os.replace(temporary, path)
 
 
-def candidates(groups: Sequence[Group], count: int, advantage: str) -> list[Candidate]:
+def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advantage: str) -> list[Candidate]:
     """Best and worst response of each group, groups that teach something first, then all others."""
-    rewards = np.stack([group.rewards for group in groups])
     advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
     order = np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable").tolist()
     ends = [(i, int(end(rewards[i]))) for i in order for end in (np.argmax, np.argmin)]

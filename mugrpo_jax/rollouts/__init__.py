@@ -8,6 +8,7 @@ from mugrpo_jax.rollouts.batches import UpdateStream as UpdateStream
 from mugrpo_jax.rollouts.batches import abstract_micro_batch as abstract_micro_batch
 from mugrpo_jax.rollouts.batches import make_update as make_update
 from mugrpo_jax.rollouts.batches import plan_buckets as plan_buckets
+from mugrpo_jax.rollouts.batches import shaped_rewards as shaped_rewards
 from mugrpo_jax.rollouts.records import Group as Group
 from mugrpo_jax.rollouts.records import Rollout as Rollout
 from mugrpo_jax.rollouts.records import decode as decode

@@ -16,6 +16,7 @@ import numpy as np
 
 from mugrpo_jax import objectives
 from mugrpo_jax.models import plan_packing
+from mugrpo_jax.objectives._checks import check_choice
 from mugrpo_jax.rollouts.records import Group, decode
 from mugrpo_jax.rollouts.store import Stage
 
@@ -89,8 +90,8 @@ def plan_buckets(
 
 
 # Groups whose responses all got the same reward have advantages of exactly 0. They are computed like all
-# others; or left out of the passes, which costs their share of diagnostics and no gradient; or left out of
-# the denominator too.
+# others; or left out of the passes, which costs their share of diagnostics and (but for P3O, whose pull to
+# the behavior knows no advantage) no gradient; or left out of the denominator too.
 EQUAL_GROUPS = ("keep", "skip", "drop")
 
 
@@ -146,12 +147,12 @@ def make_update(
       overlong_buffer: tokens before the budget over which DAPO's penalty grows; 0: no penalty.
       equal_groups: what happens to groups without signal, one of `EQUAL_GROUPS`.
     """
+    check_choice("equal_groups", equal_groups, EQUAL_GROUPS)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.stack([group.rewards for group in groups])
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts]).reshape(rewards.shape)
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     with jax.default_device(_host_device()):
-        penalties = _penalties(lengths, max_response, overlong_buffer)
-        shaped = rewards + penalties
+        shaped = shaped_rewards(groups, max_response, overlong_buffer)
         advantages = np.asarray(objectives.group_advantages(shaped, kind=advantage))
     equal = shaped.max(1) == shaped.min(1)
     rows = [
@@ -172,14 +173,18 @@ def make_update(
     return Update(
         micro_batches=micro_batches,
         denominator=_denominator(counted, aggregation, max_response),
-        metrics=metrics | ({"overlong_penalty": float(penalties.mean())} if overlong_buffer else {}),
+        metrics=metrics | ({"overlong_penalty": float((shaped - rewards).mean())} if overlong_buffer else {}),
     )
 
 
-def _penalties(lengths: np.ndarray, max_response: int, buffer: int) -> np.ndarray:
-    if not buffer:
-        return np.zeros(lengths.shape, np.float32)
-    return np.asarray(objectives.overlong_penalty(lengths, max_length=max_response, buffer=buffer))
+def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: int) -> np.ndarray:
+    """`[prompts, G]`: what advantages are made of, the task's rewards and DAPO's penalty if there is one."""
+    rewards = np.stack([group.rewards for group in groups])
+    if not overlong_buffer:
+        return rewards
+    lengths = np.array([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
+    penalty = objectives.overlong_penalty(lengths, max_length=max_response, buffer=overlong_buffer)
+    return rewards + np.asarray(penalty)
 
 
 def _choose_rows(

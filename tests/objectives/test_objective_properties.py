@@ -291,3 +291,10 @@ def test_the_veto_is_the_same_as_a_knob_and_as_weights():
     by_weights = run(("mu_grpo", {"veto": "none"}), batch, weights=np.asarray(keep, np.float32))
     np.testing.assert_allclose(by_weights[0], by_knob[0], rtol=1e-6)
     np.testing.assert_allclose(by_weights[1], by_knob[1], rtol=1e-6)
+
+
+@every_variant
+def test_responses_without_an_advantage_have_no_gradient_but_for_p3o(variant):
+    logp, behavior_logp, advantages, mask = random_batch(3)
+    _, gradient, _ = run(variant, (logp, behavior_logp, np.zeros_like(advantages), mask))
+    assert (largest(gradient) > 0) == (variant[0] == "p3o")

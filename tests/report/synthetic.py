@@ -98,6 +98,7 @@ def _update(stage, i, mu, total, rng):
         "staleness": i,
         "reward": _reward(stage * mu / total) + 0.05 * rng.standard_normal(),
         "response_tokens": 51200.0,
+        "tokens": 51200.0,
         "response_length": 100.0 + stage + rng.standard_normal(),
         "vetoed/tokens": 0.02 * share**2,
         "triggered/negative_responses": 0.1 * share,

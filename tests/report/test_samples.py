@@ -10,7 +10,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import report, stages
 from mugrpo_jax.policy import load_policy
 from mugrpo_jax.report import live, samples
-from mugrpo_jax.rollouts import Group, Rollout
+from mugrpo_jax.rollouts import Group, Rollout, shaped_rewards
 
 CONFIG = [
     "model.source=tiny",
@@ -116,7 +116,7 @@ def group(index, rewards):
 
 def test_candidates_are_best_and_worst_of_groups_that_teach_something():
     groups = [group(0, [1, 1, 1]), group(1, [0, 1, 0]), group(2, [0.5, 1, 0])]
-    found = samples.candidates(groups, 5, "mean")
+    found = samples.candidates(groups, shaped_rewards(groups, 24, 0), 5, "mean")
     assert [(row.group.index, row.rollout.reward) for row in found] == [
         (1, 1),
         (1, 0),
@@ -127,10 +127,18 @@ def test_candidates_are_best_and_worst_of_groups_that_teach_something():
     assert found[1].advantage == pytest.approx(-1 / 3) and found[-1].advantage == 0
 
 
+def test_candidates_have_the_advantages_that_the_updates_have():
+    groups = [group(0, [1, 1])]
+    long = dataclasses.replace(groups[0].rollouts[0], tokens=np.arange(9, dtype=np.int32))
+    groups = [dataclasses.replace(groups[0], rollouts=(long, groups[0].rollouts[1]))]
+    found = samples.candidates(groups, shaped_rewards(groups, 10, 5), 2, "mean")
+    assert [row.advantage for row in found] == pytest.approx([0.4, -0.4])  # 9 of 10 tokens: 0.8 less
+
+
 def test_half_of_the_samples_are_wrong_the_most_abandoned_first():
     groups = [group(i, [0, 1]) for i in range(4)]
     scored = []
-    for row in samples.candidates(groups, 8, "mean"):
+    for row in samples.candidates(groups, shaped_rewards(groups, 24, 0), 8, "mean"):
         drop = float(row.group.index) if row.advantage < 0 else 0.0
         scored.append((row, row.rollout.logprobs - drop * np.array([0, 0, 1, 0])))
     chosen = [(row.group.index, row.advantage > 0) for row, _ in samples.choose(scored, 4)]
@@ -139,7 +147,8 @@ def test_half_of_the_samples_are_wrong_the_most_abandoned_first():
 
 
 def test_a_sample_shows_what_the_objective_vetoes(config):
-    (right, wrong) = samples.candidates([group(0, [0, 1])], 2, "mean")
+    groups = [group(0, [0, 1])]
+    (right, wrong) = samples.candidates(groups, shaped_rewards(groups, 24, 0), 2, "mean")
     tokenizer = load_policy(config)[0].tokenizer
     logp = np.array([-0.5, -20.0, -0.5, -0.5], np.float32)
     found = samples.describe(wrong, logp, config, tokenizer)

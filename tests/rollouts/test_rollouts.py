@@ -1,5 +1,7 @@
 """Claims about rollouts: bytes and back, whole or absent on disk, complete updates at a saved position."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -185,6 +187,14 @@ def test_long_responses_are_penalised_before_advantages_are_taken():
     assert update.metrics["reward"] == plain.metrics["reward"]  # of the task alone
     assert update.metrics["overlong_penalty"] < 0 and "overlong_penalty" not in plain.metrics
     assert update.denominator == plain.denominator == 20 * 60
+    # Rewards that are equal before the penalty need not be equal after it.
+    some = dataclasses.replace(
+        GROUPS[0], rollouts=tuple(dataclasses.replace(r, reward=1.0) for r in GROUPS[0].rollouts)
+    )
+    kept = rollouts.make_update([some], buckets, **settings, overlong_buffer=40, equal_groups="skip")
+    assert kept.metrics["equal_groups"] == 0 and sum(b["mask"].any(1).sum() for b in kept.micro_batches) == 4
+    with pytest.raises(ValueError, match=r"equal_groups.*Drop"):
+        rollouts.make_update(GROUPS[:2], buckets, **settings, equal_groups="Drop")
 
 
 def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
