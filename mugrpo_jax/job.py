@@ -454,7 +454,7 @@ class Job:
         if (known := journal.find("evaluation", cursor.updates)) is not None:
             return known["accuracy"]
         self._in_flight.flush()
-        started = time.monotonic()
+        started, compiled = time.monotonic(), compile_clock().seconds
         parts = distributed.gather("evaluated", self._evaluate_share(state, cursor))
         if any(part is None for part in parts):
             self.stop.agree(True)
@@ -472,7 +472,10 @@ class Job:
                 "standard_error": float(scores.mean(1).std(ddof=1) / np.sqrt(len(scores))),
                 "problems": len(scores),
                 "status": {name: status[name] for name in STATUSES},
-                "seconds": {"evaluate": time.monotonic() - started},
+                "seconds": {
+                    "evaluate": time.monotonic() - started,
+                    "compile": compile_clock().seconds - compiled,
+                },
             }
         )
         progress.say(

@@ -35,8 +35,9 @@ def time_spent(runs: Sequence[History]) -> Bars:
         return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
 
     note = (
-        "Scoring is what generation waited for scores. Switching is everything between the phases: building "
-        "the sampler, checkpoints, this report."
+        "Scoring is what generation waited for scores. Compiling is that of sampling, updates and "
+        "evaluations. Switching is everything between the phases: building the sampler, checkpoints, this "
+        "report."
     )
     bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
     unit, factor = time_unit(max((float(sum(stack)) for stack in zip(*bars.parts.values())), default=0.0))

@@ -14,7 +14,7 @@ import numpy as np
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.run import read_config, read_journal
 
-PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "switching")
+PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
 VETOED, CLIPPED, ESS = "vetoed/tokens", "clipped/tokens", "ess/tokens"
 
 
@@ -197,13 +197,16 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def _claimed(kind: str, seconds: dict[str, float]) -> dict[str, float]:
-    """What a record says its time went into."""
+    """What a record says its time went into; compiling, part of what it says, stands apart."""
+    compiling = seconds.get("compile", 0.0)
     if kind == "stage":
-        generation = seconds.get("sample", seconds.get("generate", 0.0))
-        return {"generation": generation, "scoring": seconds.get("score_wait", 0.0)}
-    if kind == "evaluation":
-        return {"evaluation": seconds.get("evaluate", 0.0)}
-    return {"warm start" if kind == "warm_start" else "update": seconds.get("update", 0.0)}
+        phase, spent = "generation", seconds.get("sample", seconds.get("generate", 0.0))
+    elif kind == "evaluation":
+        phase, spent = "evaluation", seconds.get("evaluate", 0.0)
+    else:
+        phase, spent = "warm start" if kind == "warm_start" else "update", seconds.get("update", 0.0)
+    scoring = seconds.get("score_wait", 0.0)
+    return {phase: max(spent - compiling, 0.0), "scoring": scoring, "compiling": min(compiling, spent)}
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -51,6 +51,22 @@ def test_every_second_is_in_one_phase(tmp_path):
     assert run.updates[0]["seconds"]["clock"] == pytest.approx(4.5 + 13 + 0.6)
 
 
+def test_compiling_is_taken_out_of_the_phase_it_happened_in(tmp_path):
+    folder = write_run(tmp_path / "run", stages=1, mu=4)
+    path = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()[:-1]]  # the last is cut short
+    compiled = {"evaluation": 1.5, "stage": 3.0, "update": 0.4}
+    for record in records:
+        record["seconds"]["compile"] = compiled.pop(record["kind"], 0.0)  # the first of each kind
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = report.read_run(folder)
+    assert not compiled and run.phases[-1]["evaluation"] == pytest.approx(0.5)
+    assert run.phases[-1]["compiling"] == pytest.approx(1.5)
+    found = {name: run.phases[0][name] for name in ("generation", "update", "compiling")}
+    assert found == pytest.approx({"generation": 6.0, "update": 1.6, "compiling": 3.4})
+    assert sum(sum(phases.values()) for phases in run.phases.values()) == pytest.approx(run.seconds)
+
+
 def test_older_journals_have_a_clock_too(tmp_path):
     folder = write_run(tmp_path / "run", stages=1, mu=2)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]]
