@@ -206,14 +206,28 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         return CharTokenizer.load(folder / "char_tokenizer.json")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder}: no tokenizer files; expected tokenizer.json")
-    from transformers import AutoTokenizer
-
     try:
-        fast = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        fast = _tokenizer_class(folder).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises many kinds; the user needs the folder and the reason
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     return HFTokenizer(fast, eos_ids=_stop_ids(folder), source=str(folder))
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """The class that `AutoTokenizer` would take, where that is known: asking it imports all of torch."""
+    settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if own.is_file() and settings.is_file():
+        named = json.loads(settings.read_text()).get("tokenizer_class")
+        if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _stop_ids(folder: Path) -> set[int]:

@@ -104,6 +104,18 @@ def test_a_folder_tokenizer_saves_itself(pair, tmp_path):
     assert again.encode("1+1", start=True) == theirs.encode("1+1", start=True)
 
 
+def test_a_folder_that_names_its_tokenizer_needs_nobody_to_find_it(pair, tmp_path, monkeypatch):
+    import transformers
+
+    _, theirs = pair
+    theirs.save(tmp_path)
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
+    loaded = load_tokenizer(tmp_path)
+    assert type(found) is transformers.PreTrainedTokenizerFast  # the class that is taken without asking
+    assert (loaded.encode("1+1=2"), loaded.eos_ids) == (theirs.encode("1+1=2"), theirs.eos_ids)
+
+
 def test_tokenizers_that_cannot_work_are_refused(tmp_path):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
