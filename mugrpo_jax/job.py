@@ -6,8 +6,7 @@ import functools
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,22 +16,19 @@ import numpy as np
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, progress, replay, training
-from mugrpo_jax.collect import ShardCollector
 from mugrpo_jax.compiling import compile_clock
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.inflight import InFlight
 from mugrpo_jax.policy import Policy, load_policy
 from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.responses import Responses
 from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.run import RunFolder, Stopped, StopRequest
-from mugrpo_jax.sampling import Request, read_ahead, request_seeds
-from mugrpo_jax.tasks import Problem, Task, load_task
-from mugrpo_jax.tasks.scoring import STATUSES, Scorer, make_scorer
+from mugrpo_jax.tasks import Task, load_task
+from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.trackers import check_trackers, open_trackers
 from mugrpo_jax.training import Cursor, TrainState
 from mugrpo_jax.warm_start import WarmStart
-
-_EVALUATION = 1 << 20  # in the place of a stage's number, for the seeds of held-out problems
 
 
 @dataclasses.dataclass
@@ -83,9 +79,9 @@ class Job:
             self.run.journal.follow(tracker)
             self._resources.callback(tracker.close)
         self._resources.callback(self.checkpoints.close)
+        self._responses = Responses(self.config, self.policy, self.task, self.stop)
+        self._resources.callback(self._responses.close)
         self._in_flight = InFlight(lambda *_: None)  # of the stage under way
-        # Requests of the next stage: made while this one is optimised.
-        self._ahead: dict[Any, tuple[dict[int, Problem], Iterator[Request]]] = {}
         self._saved = 0  # updates done at the newest checkpoint
         self._built: training.UpdateStep | None = None
 
@@ -102,35 +98,9 @@ class Job:
         """The run's config."""
         return self.run.config
 
-    # What is built once, when it is first needed, and serves every stage.
-
-    @functools.cached_property
-    def _scorer(self) -> Scorer:
-        task = self.config.task
-        scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
-        return self._resources.enter_context(scorer)
-
-    @functools.cached_property
-    def _requests_thread(self) -> ThreadPoolExecutor:
-        thread = ThreadPoolExecutor(1, "requests")
-        self._resources.callback(thread.shutdown, cancel_futures=True)
-        return thread
-
     @functools.cached_property
     def _vote(self) -> distributed.Vote | None:
         return None if jax.process_count() == 1 else distributed.Vote(self.policy.mesh)
-
-    @functools.cached_property
-    def _held_out(self) -> tuple[list[Problem], list[Request]]:
-        """This host's share of the problems to evaluate, and their requests."""
-        wanted = self.config.evaluation
-        problems = list(self.task.test[: wanted.problems])
-        mine = range(jax.process_index(), len(problems), jax.process_count())
-        requests = [
-            self._request(_EVALUATION, i, problems[i], wanted.samples, wanted.temperature, wanted.top_p)
-            for i in mine
-        ]
-        return problems, requests
 
     # -- where the run stands
 
@@ -225,7 +195,7 @@ class Job:
         missing = stage.missing_shards(mine)
         seconds: dict[str, float] = {}
         if any(distributed.gather("missing", bool(missing))):  # weights come from all hosts to any
-            seconds = self._generate_shards(state.params, stage, stage_index, missing)
+            seconds = self._responses.write_shards(state.params, stage, stage_index, missing)
         self.stop.agree(any(distributed.gather("generated", self.stop.requested)))
         if self.stop.agreed:
             self.save(state, cursor)
@@ -235,39 +205,8 @@ class Job:
         manifest = stage.commit(seconds) if jax.process_index() == 0 else None
         distributed.gather("manifest", None)
         if stage_index + 1 < self.config.stages.stop:
-            following = stage_index + 1, _prompts(stage, mine)
-            self._ahead = {following: self._requests(*following)}
+            self._responses.read_ahead(stage, stage_index + 1, mine)
         return manifest or stage.manifest() or {}
-
-    def _generate_shards(
-        self, params: Any, stage: Stage, stage_index: int, shards: list[int]
-    ) -> dict[str, float]:
-        """Generate and commit shards; how long its parts took."""
-        group = self.config.batch.responses_per_prompt
-        wanted = stage_index, _prompts(stage, shards)
-        problems, requests = self._ahead.pop(wanted) if wanted in self._ahead else self._requests(*wanted)
-        with (
-            self.policy.sampler(params) as sampler,
-            ShardCollector(stage, problems, group) as collector,
-            progress.bar(len(wanted[1]) * group, f"stage {stage_index}: generate", "resp") as bar,
-        ):
-            started, compiled = time.monotonic(), compile_clock().seconds
-            for response in sampler.run(requests):
-                text = self.policy.tokenizer.decode(response.tokens)
-                collector.add(response, self._scorer.submit(text, problems[response.index]))
-                progress.show_sampling(bar, sampler, collector)
-                if self.stop.requested:
-                    break
-            sampled = time.monotonic()
-            return {
-                "sample": sampled - started,
-                "compile": compile_clock().seconds - compiled,
-                "score_wait": collector.finish(wait=not self.stop.requested),
-                "write": collector.write_seconds,
-                "device_idle": sampler.stats.host_seconds,
-                "occupancy": sampler.stats.occupancy,
-                "decode_steps": sampler.stats.steps,
-            }
 
     def _record_stage(self, manifest: dict[str, Any], stage_index: int, cursor: Cursor) -> None:
         responses, tokens = manifest["responses"], manifest["response_tokens"]
@@ -300,45 +239,6 @@ class Job:
             f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
         )
         progress.say_unscored(f"stage {stage_index}", status)
-
-    def _problem(self, stage_index: int, index: int) -> Problem:
-        """The training set in a new order on every pass; stages continue where the last one stopped."""
-        train = self.task.train
-        passes, place = divmod(stage_index * self.config.prompts_per_stage + index, len(train))
-        return train[int(_order(self.config.seed, passes, len(train))[place])]
-
-    def _requests(
-        self, stage_index: int, prompts: Sequence[int]
-    ) -> tuple[dict[int, Problem], Iterator[Request]]:
-        """Requests of a stage, made as they are needed, and the problems of those that have been made."""
-        problems: dict[int, Problem] = {}
-        group, temperature = self.config.batch.responses_per_prompt, self.config.sampling.temperature
-
-        def make() -> Iterator[Request]:
-            for i in prompts:
-                problems[i] = self._problem(stage_index, i)
-                yield self._request(stage_index, i, problems[i], group, temperature)
-
-        return problems, read_ahead(make(), self._requests_thread)
-
-    def _request(
-        self,
-        stage_index: int,
-        index: int,
-        problem: Problem,
-        samples: int,
-        temperature: float,
-        top_p: float = 1.0,
-    ) -> Request:
-        return Request(
-            prompt=self.policy.prompt_tokens(problem),
-            seeds=request_seeds(self.config.seed, stage_index, index, samples=samples),
-            max_tokens=self.config.sampling.max_response_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            stop=tuple(sorted(self.policy.tokenizer.eos_ids)),
-            index=index,
-        )
 
     # -- optimisation
 
@@ -455,7 +355,8 @@ class Job:
             return known["accuracy"]
         self._in_flight.flush()
         started, compiled = time.monotonic(), compile_clock().seconds
-        parts = distributed.gather("evaluated", self._evaluate_share(state, cursor))
+        title = f"evaluate after {cursor.updates} updates"
+        parts = distributed.gather("evaluated", self._responses.held_out(state.params, title))
         if any(part is None for part in parts):
             self.stop.agree(True)
             return None
@@ -494,29 +395,6 @@ class Job:
         ends = (self.config.stages.start, self.config.stages.stop)
         return every is None or cursor.stage in ends or cursor.updates % every == 0
 
-    def _evaluate_share(self, state: TrainState, cursor: Cursor) -> dict[str, Any] | None:
-        """Scores of this host's problems by index, and the counts of statuses; None if asked to stop."""
-        problems, requests = self._held_out
-        title = f"evaluate after {cursor.updates} updates"
-        waiting = []
-        with (
-            self.policy.sampler(state.params) as sampler,
-            progress.bar(len(requests) * self.config.evaluation.samples, title, "resp") as bar,
-        ):
-            for response in sampler.run(requests):
-                text = self.policy.tokenizer.decode(response.tokens)
-                waiting.append((response, self._scorer.submit(text, problems[response.index])))
-                bar.update()
-                if self.stop.requested:
-                    return None
-        scores = {request.index: [0.0] * len(request.seeds) for request in requests}
-        status: Counter[str] = Counter()
-        for response, future in waiting:
-            score = future.result()
-            scores[response.index][response.sample] = score.value
-            status[score.status] += 1
-        return {"scores": scores, "status": status}
-
 
 def _claim(folder: Path, config: RunConfig) -> RunFolder:
     """The folder of the run; the first host makes it before the others look."""
@@ -527,12 +405,3 @@ def _claim(folder: Path, config: RunConfig) -> RunFolder:
                 run = RunFolder(folder, config)
     assert run is not None
     return run
-
-
-def _prompts(stage: Stage, shards: Sequence[int]) -> tuple[int, ...]:
-    return tuple(i for shard in shards for i in stage.shard_prompts(shard))
-
-
-@functools.lru_cache(maxsize=2)
-def _order(seed: int, passes: int, count: int) -> np.ndarray:
-    return np.random.default_rng((seed, passes)).permutation(count)
