@@ -28,10 +28,12 @@ FRESH = "grpo-mu4"  # the arm that all others are held against
 DIAGNOSTICS = {
     "clipped/tokens": "clipped tokens",
     "vetoed/tokens": "vetoed tokens",
+    "triggered/negative_responses": "wrong responses with an abandoned token",
     "ratio/negative_tokens": "mean ratio where A < 0",
     "ess/tokens": "effective sample size / tokens",
     "drift": "drift since the stage began",
     "gradient_cosine": "cosine of consecutive gradients",
+    "gap/tokens": "mean |log ratio|",
 }
 
 
@@ -43,7 +45,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         sys.exit(f"{results}: no results; run and collect first")
     if paths:
         runs = sorted(map(_load, paths), key=lambda run: (arms.index(run["arm"]), run["seed"]))
-        tables = _comparison_table(runs), _distance_table(runs), _time_table(runs)
+        tables = _comparison_table(runs), _distance_table(runs), _worst_table(runs), _time_table(runs)
         print("\n\n".join("\n".join(lines) for lines in map(list, tables) if lines))
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
@@ -74,7 +76,7 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
             spent.get("sample", 0) + spent.get("score_wait", 0),
             *(spent.get(name, 0) for name in ("update", "switch", "compile", "training")),
         )
-        times = [f"{part:.0f} s" if run["alone"] else "–" for part in parts]
+        times = [f"{part:.0f} s" if run["alone"] and "update" in spent else "–" for part in parts]
         done = f"{run['updates']}{'' if run['finished'] else ' so far'}"
         yield _row(run["arm"], run["seed"], done, *accuracy, *times)
     for arm in dict.fromkeys(run["arm"] for run in runs):
@@ -103,27 +105,60 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
                 yield _row(run["arm"], run["seed"], *means)
 
 
+def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
+    """How bad it got: a run that recovers does not show it at its end."""
+    yield "| arm | seed | lowest accuracy | after | most wrong responses with an abandoned token | up to |"
+    yield f"|{'---|' * 6}"
+    for run in runs:
+        low = min(run["evaluations"][1:] or run["evaluations"], key=lambda point: point["accuracy"])
+        name = "triggered/negative_responses"
+        most = max(run["bins"], key=lambda point: point.get(name, 0.0))
+        accuracy, share = f"{low['accuracy']:.3f}", f"{100 * most.get(name, 0.0):.1f} %"
+        yield _row(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"])
+
+
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:
-    """What an update costs with its share of everything, compiling apart, and how fresh data compares."""
+    """What an update costs with its share of everything, and how fresh data compares.
+
+    Parts have compiling left out. The quickest stage is by the clock, which includes it: in a long enough
+    run there is a stage in which nothing is compiled.
+    """
     whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
     alone = [run for run in whole_stages if run["alone"] and run["updates"]]
     fresh = next((run for run in alone if run["arm"] == FRESH), None)
     if fresh is None or len(alone) < 2:
         return
-    yield f"| arm | seed | updates | generate | update | switch | in all, an update | `{FRESH}` takes |"
-    yield f"|{'---|' * 8}"
-    whole = _milliseconds(fresh)[-1]
+    parts = "generate | update | switch | in all, an update"
+    yield f"| arm | seed | updates | {parts} | `{FRESH}` takes | quickest stage | `{FRESH}` takes |"
+    yield f"|{'---|' * 10}"
     for run in alone:
-        parts = _milliseconds(run)
-        shown = [f"{part:.1f} ms" for part in parts]
-        yield _row(run["arm"], run["seed"], run["updates"], *shown, f"{whole / parts[-1]:.2f}×")
+        spent, other = _milliseconds(run), _milliseconds(fresh)
+        quickest = _quickest(run)
+        shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
+        times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
+        by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
+        yield _row(run["arm"], run["seed"], run["updates"], *shown, times, *by_clock)
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:
-    """Of an update: generation with scoring, the update itself, switching, and their sum."""
+    """Of an update: generation with scoring, the update itself, switching, and their sum.
+
+    Nothing where the file does not tell the parts.
+    """
     spent = {name: 1e3 * seconds / run["updates"] for name, seconds in run["seconds"].items()}
+    if "update" not in spent:
+        return ()
     parts = spent.get("sample", 0) + spent.get("score_wait", 0), spent["update"], spent.get("switch", 0)
     return *parts, sum(parts)
+
+
+def _quickest(run: Run) -> float:
+    """Milliseconds an update of the quickest stage, or line of the file where that has more updates."""
+    clock = {0: 0.0} | {point["updates"]: point["clock"] for point in run["bins"]}
+    line = min(point for point in clock if point)
+    stage = max(run["batch"]["updates_per_stage"], line)
+    ends = [end for end in clock if end and end % stage == 0]
+    return min(1e3 * (clock[end] - clock[end - stage]) / stage for end in ends)
 
 
 def _row(*cells: Any) -> str:
@@ -191,7 +226,7 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     """The first seed of each arm: all of them would hide one another."""
     colors = _colors(runs)
     runs = list({run["arm"]: run for run in reversed(runs)}.values())
-    figure, panels = plt.subplots(2, 3, figsize=(13, 6), sharex=True, layout="constrained")
+    figure, panels = plt.subplots(2, 4, figsize=(17, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
         for run in runs:
             points = [point for point in run["bins"] if point.get(name) is not None]

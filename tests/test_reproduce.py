@@ -187,6 +187,11 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     spent = {curve[0]["run"]: curve[0] for curve in curves}["grpo-mu4-seed0"]
     parts = [spent["seconds"].get(part, 0.0) for part in ("sample", "score_wait", "update", "switch")]
     assert f"{1e3 * sum(parts) / spent['updates']:.1f} ms | 1.00× |" in shown
+    clock = {p["updates"]: p["clock"] for p in curves[1] if p["kind"] == "updates"}
+    stages = [(clock[end] - clock.get(end - 32, 0.0)) / 32 for end in clock if end % 32 == 0]
+    assert f"| {1e3 * min(stages):.1f} ms | 1.00× |" in shown
+    low = min(point["accuracy"] for point in curves[1] if point["kind"] == "evaluation" and point["updates"])
+    assert f"| grpo-mu4 | 0 | {low:.3f} | " in shown
     assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
     for name in ("accuracy", "staleness", "law"):
         assert (out / f"{name}.png").stat().st_size > 10_000

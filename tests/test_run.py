@@ -247,9 +247,18 @@ def test_the_record_of_a_stage_says_what_was_generated_and_where_the_time_went(p
         assert record["status"] == {"ok": 64, "timeout": 0, "crash": 0, "error": 0, "invalid": 0}
         seconds = record["seconds"]
         assert 0 < seconds["occupancy"] <= 1
+        assert (seconds["compile"] == 0) if record["stage"] else (seconds["compile"] <= seconds["sample"])
         assert min(seconds[name] for name in ("sample", "score_wait", "write", "switch")) >= 0
         parts = seconds["sample"] + seconds["score_wait"] + seconds["switch"]
         assert parts <= seconds["generate"] + 1e-6
+
+
+def test_compiling_is_told_where_it_happened(place, watched):
+    first, *later = records(place / "whole", "evaluation")
+    assert 0 < first["seconds"]["compile"] < first["seconds"]["evaluate"]  # the sampler's programs
+    assert all(record["seconds"]["compile"] == 0 for record in later)
+    compiled = [record["seconds"]["compile"] for record in records(place / "whole", "update")]
+    assert compiled[0] > 0 and not any(compiled[4:])  # after the first stage
 
 
 def test_records_follow_two_updates_behind_and_flush_in_order():

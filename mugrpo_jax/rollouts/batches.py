@@ -16,7 +16,6 @@ import numpy as np
 
 from mugrpo_jax import objectives
 from mugrpo_jax.models import plan_packing
-from mugrpo_jax.objectives._checks import check_choice
 from mugrpo_jax.rollouts.records import Group, decode
 from mugrpo_jax.rollouts.store import Stage
 
@@ -147,7 +146,8 @@ def make_update(
       overlong_buffer: tokens before the budget over which DAPO's penalty grows; 0: no penalty.
       equal_groups: what happens to groups without signal, one of `EQUAL_GROUPS`.
     """
-    check_choice("equal_groups", equal_groups, EQUAL_GROUPS)
+    if equal_groups not in EQUAL_GROUPS:
+        raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.stack([group.rewards for group in groups])
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
