@@ -197,6 +197,15 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
 
+def test_the_quickest_stage_is_found_by_the_clock():
+    pytest.importorskip("matplotlib")
+    from reproduce_draw import _quickest
+
+    lines = [{"updates": 32 * i, "clock": clock} for i, clock in enumerate((10, 11, 20, 21, 22), start=1)]
+    assert _quickest({"bins": lines, "batch": {"updates_per_stage": 64}}) == 1e3 * (21 - 11) / 64
+    assert _quickest({"bins": lines, "batch": {"updates_per_stage": 4}}) == 1e3 * 1 / 32
+
+
 def test_compiling_is_a_part_of_its_own(tmp_path):
     def record(kind, **seconds):
         return {"kind": kind, "updates": 1, "response_tokens": 3, "tokens": 2, "seconds": seconds}

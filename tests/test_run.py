@@ -276,3 +276,6 @@ def test_too_many_skipped_updates_stop_the_run(place):
     with pytest.raises(ConfigError, match=r"update \d+: 2 updates had a non-finite gradient"):
         stages.train(configs.load(place / "run.yaml", settings), place / "skipped")
     assert records(place / "skipped", "update")[-1]["skipped"] == 2
+    # Nothing was evaluated before, so that the first stage had the sampler to compile.
+    seconds = records(place / "skipped", "stage")[0]["seconds"]
+    assert 0 < seconds["compile"] < seconds["sample"]
