@@ -97,6 +97,7 @@ def watched(place):
     """The whole run, with a spy in it."""
     with pytest.MonkeyPatch.context() as patch:
         spy = Spy(patch)
+        jax.clear_caches()  # what other tests of this process compiled
         stages.train(configs.load(place / "run.yaml"), place / "whole")
         jax.monitoring.unregister_event_duration_listener(spy._compiled)
     return spy
@@ -273,9 +274,10 @@ def test_records_follow_two_updates_behind_and_flush_in_order():
 
 def test_too_many_skipped_updates_stop_the_run(place):
     settings = ["optimizer.learning_rate=1e30", "optimizer.max_skipped=1", "evaluation.problems=0"]
+    jax.clear_caches()  # what earlier runs of this process compiled
     with pytest.raises(ConfigError, match=r"update \d+: 2 updates had a non-finite gradient"):
         stages.train(configs.load(place / "run.yaml", settings), place / "skipped")
     assert records(place / "skipped", "update")[-1]["skipped"] == 2
-    # Nothing was evaluated before, so that the first stage had the sampler to compile.
+    # Nothing was evaluated before it.
     seconds = records(place / "skipped", "stage")[0]["seconds"]
     assert 0 < seconds["compile"] < seconds["sample"]
