@@ -173,7 +173,6 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
     with Sampler(graphdef, params, plan) as sampler:
         start = time.perf_counter()
         sampler.warmup()
-        jax.block_until_ready(sampler._slots)
         compiled = time.perf_counter()
         tokens = sum(len(response.tokens) for response in sampler.run(requests))
         seconds = time.perf_counter() - compiled

@@ -15,6 +15,7 @@ _MOST_SLOTS = {"cpu": 16}  # per data-parallel device; elsewhere `_MANY_SLOTS`, 
 _MANY_SLOTS = 2048
 _PREFILL_TOKENS = 8192
 _FEWEST_INSERTS = 16
+_TURN = 0.5  # decode steps that turning to the host between two device loops costs
 _USABLE = 0.92  # of the free device memory; the rest is left to the compiler's temporaries
 
 
@@ -61,17 +62,17 @@ class SamplerPlan:
 
     @property
     def inserts(self) -> int:
-        """Slots filled by one call of the insert program: more than a loop that ended early frees."""
-        return min(self.slots, max(_FEWEST_INSERTS, 4 * self.refill_at))
+        """Slots filled by one call of the insert program."""
+        return min(self.slots, max(_FEWEST_INSERTS, self.slots // 8))
 
-    @property
-    def refill_at(self) -> int:
-        """Free slots that end a device loop early when requests wait.
+    def refill_at(self, length: float) -> int:
+        """Free slots r that end a device loop early when requests wait, with responses of a mean length L.
 
-        Waiting for more wastes half of them on average; turning to the host costs a fraction of a step.
-        For responses of some hundred tokens the two balance around a thirtieth of the slots.
+        Of S slots r / 2 are idle on average, and a turn to the host, worth c steps, comes once in r·L / S
+        steps: r / 2S + c·S / rL is least at r = S·sqrt(2c / L). An eighth of the slots is the most, so that
+        nine of ten stay busy.
         """
-        return max(1, self.slots // 32)
+        return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 
     def prefill_rows(self, bucket: int) -> int:
         """Prompts of this padded length that are run together."""

@@ -289,7 +289,7 @@ def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False)
             graphdef,
             weights,
             abstract_slots(plan),
-            np.int32(plan.refill_at),
+            np.int32(plan.slots),
             steps=plan.steps,
             read=plan.read_buckets[-1],
             top_k=top_k,

@@ -10,6 +10,7 @@ from jax.experimental import topologies
 from mugrpo_jax.models import make_mesh
 from mugrpo_jax.models.known import KNOWN_SHAPES
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
+from mugrpo_jax.sampling.plan import _TURN
 
 GB = 10**9
 QWEN_7B = dataclasses.replace(KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"], max_positions=32_768)
@@ -39,6 +40,17 @@ def test_a_mesh_divides_weights_and_cache():
     assert many.cache_bytes == one.cache_bytes // 8
     with pytest.raises(ValueError, match=r"slots=12 must be a positive multiple of the 8 devices"):
         plan_sampler(QWEN_7B, max_prompt=512, max_length=1024, slots=12, mesh=mesh)
+
+
+@pytest.mark.parametrize("length", [60, 110, 400, 3000])
+def test_a_loop_waits_for_as_many_free_slots_as_cost_least(length):
+    plan = plan_sampler(QWEN_7B, max_prompt=8, max_length=4096, slots=512, memory=500 * GB)
+
+    def cost(free):
+        return free / 2 / 512 + _TURN * 512 / (free * length)
+
+    assert plan.refill_at(length) == pytest.approx(min(range(1, 65), key=cost), abs=1)
+    assert plan.refill_at(1) == 64 and plan.refill_at(10**9) == 1
 
 
 def test_no_more_slots_than_samples():

@@ -1,0 +1,159 @@
+"""The device's side: weights, slots, and the compiled programs that work on them."""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+import numpy as np
+
+from mugrpo_jax.models import Cache
+from mugrpo_jax.sampling.plan import SamplerPlan
+from mugrpo_jax.sampling.programs import (
+    Emitted,
+    decode,
+    free_rows,
+    free_slots,
+    insert,
+    mesh_of,
+    pack_entries,
+    params_sharding,
+    run_prompts,
+    sampling_params,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """What a device loop emitted, its `state` already on the host, and when that was."""
+
+    emitted: Emitted
+    called: float
+    returned: float
+    arrived: float
+
+
+class Device:
+    """Weights and slots of a sampler.
+
+    Args:
+      graphdef: the decoder's static definition.
+      params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
+      plan: from `plan_sampler`.
+      programs: what was compiled earlier for the same plan; new programs are added to it.
+    """
+
+    def __init__(self, graphdef: Any, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
+        self.plan = plan
+        self._graphdef = graphdef
+        self._programs = programs
+        with mesh_of(plan):
+            weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
+            self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
+            self._slots = free_slots(plan)
+        self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
+        self._thread = ThreadPoolExecutor(1, "decode")
+        self._under_way: Future[Loop] | None = None
+
+    def close(self) -> None:
+        """Let go of weights and cache; their memory is free once no loop is under way."""
+        self.settle()
+        self._thread.shutdown()
+        self._params = self._slots = None
+
+    def warmup(self, *, top_k: bool, top_p: bool) -> None:
+        """Compile every shape of the plan, by running each program on free slots, which changes nothing."""
+        for bucket in self.plan.prompt_buckets:
+            rows = self.plan.prefill_rows(bucket)
+            prompts = self.run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
+            self.insert(prompts, np.zeros((0, 0), np.int32), [])
+        kinds = itertools.product({False, top_k}, {False, top_p})
+        for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
+            self.decode(self.plan.slots, read=read, top_k=by_k, top_p=by_p).result()
+        jax.block_until_ready(self._slots)
+
+    def settle(self) -> None:
+        """Wait for a loop that is still under way, as after a run that was given up: it holds the slots."""
+        if self._under_way is not None:
+            wait([self._under_way])  # whether it failed is told to the run that launched it
+            self._under_way = None
+
+    def clear(self) -> None:
+        """Free all slots."""
+        self.settle()
+        rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
+        self._slots = dataclasses.replace(self._slots, rows=rows)
+
+    def run_prompts(self, tokens: np.ndarray, lengths: np.ndarray) -> Cache:
+        """The cache entries of padded prompts `[rows, bucket]`."""
+        program = self._program(
+            ("run_prompts", tokens.shape),
+            lambda: run_prompts.lower(self._graphdef, self._params, tokens, lengths),
+        )
+        return program(self._params, tokens, lengths)
+
+    def insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
+        """Start samples, rows of what `books.entries` returns, in free slots."""
+        self.settle()
+        # Padded to the program's width with slots beyond the last.
+        width, count = self.plan.inserts, len(slots)
+        entries = _free_entries(width)
+        entries[:, 0] = np.arange(self.plan.slots, self.plan.slots + width)
+        if count:
+            entries[:count] = samples
+            entries[:count, 0] = slots
+        program = self._program(
+            ("insert", prompts.keys[0].shape), lambda: insert.lower(self._slots, prompts, entries)
+        )
+        self._slots = program(self._slots, prompts, entries)
+
+    def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[Loop]:
+        """Send a device loop on its way."""
+        self.settle()
+        limit = np.int32(refill_at)
+        # Compiled here: settings that the caller made for its own thread count.
+        program = self._program(
+            ("decode", read, top_k, top_p),
+            lambda: decode.lower(
+                self._graphdef,
+                self._params,
+                self._slots,
+                limit,
+                steps=self.plan.steps,
+                read=read,
+                top_k=top_k,
+                top_p=top_p,
+            ),
+        )
+        calling = threading.Event()
+        self._under_way = self._thread.submit(self._loop, program, limit, calling)
+        calling.wait()
+        return self._under_way
+
+    def _loop(self, program: Any, limit: np.int32, calling: threading.Event) -> Loop:
+        """One device loop, in the thread of the loops."""
+        # From here on the interpreter is ours until the call lets go of it: the launch comes first, and the
+        # caller's thread goes on with what can wait.
+        calling.set()
+        called = time.perf_counter()
+        self._slots, emitted = program(self._params, self._slots, limit)
+        returned = time.perf_counter()
+        for array in (emitted.state, emitted.tokens, emitted.logprobs):
+            array.copy_to_host_async()
+        emitted = dataclasses.replace(emitted, state=np.asarray(emitted.state))
+        return Loop(emitted, called, returned, time.perf_counter())
+
+    def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
+        """A program compiled once and then called directly, which spares looking at its static arguments."""
+        if name not in self._programs:
+            with mesh_of(self.plan):
+                self._programs[name] = lower().compile()
+        return self._programs[name]
+
+
+def _free_entries(count: int) -> np.ndarray:
+    return pack_entries(np.zeros(count, np.int32), np.zeros(count, np.int32), free_rows(count))
