@@ -5,10 +5,11 @@ Prints one JSON line per measurement, as it goes:
 
     python scripts/bench_generate.py                      # --fixed --tail --gap for both shapes
     python scripts/bench_generate.py --fixed --model smollm2-135m --slots 2048
+    python scripts/bench_generate.py --refill             # short responses: how many free slots to wait for
     python scripts/bench_generate.py --ablate             # a decode step part by part, by differences
     python scripts/bench_generate.py --profile            # the kernels that take the time
     python scripts/bench_generate.py --torch              # transformers on torch, same shapes, same card
-    python scripts/bench_generate.py --small --fixed --tail --gap --ablate --profile    # does the script run?
+    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile    # does the script run?
 
 Weights are random; lengths are forced by per-sample limits without stop tokens. A rate is generated tokens
 over wall time from the first prompt to the last response handed out, compilation excluded.
@@ -61,12 +62,18 @@ class Case:
     tail_samples: int = 16_384
     tail: tuple[int, int] = (32, 1024)
     group: int = 8
+    short: tuple[tuple[int, int, int, int], ...] = ()  # slots, prompt, mean and largest length of responses
     dtype: Any = jnp.bfloat16
 
 
 CASES = (
     Case("qwen2.5-1.5b", QWEN_1_5B, slots=(512,)),
-    Case("smollm2-135m", SMOLLM2_135M, slots=(512, 2048)),
+    Case(
+        "smollm2-135m",
+        SMOLLM2_135M,
+        slots=(512, 2048),
+        short=((2048, 72, 42, 72), (1024, 104, 110, 368)),  # as on word problems and on GSM8K
+    ),
 )
 SMALL = Case(
     "small",
@@ -84,9 +91,10 @@ SMALL = Case(
     response=24,
     tail_samples=64,
     tail=(4, 48),
+    short=((8, 16, 10, 24),),
     dtype=jnp.float32,
 )
-PIECES = ("fixed", "tail", "gap", "ablate", "profile", "torch")
+PIECES = ("fixed", "tail", "gap", "refill", "ablate", "profile", "torch")
 
 
 def main() -> None:
@@ -122,6 +130,8 @@ def main() -> None:
                 measure_tail(case, model, slots, rate)
         if "gap" in chosen:
             measure_gap(case, model)
+        if "refill" in chosen:
+            measure_refill(case, model)
         if "profile" in chosen:
             profile(case, model, case.slots[0])
         if "ablate" in chosen:
@@ -220,6 +230,29 @@ def measure_tail(case: Case, model: Any, slots: int, fixed_rate: float) -> None:
     lengths = np.clip(np.exp(rng.normal(middle, 0.8, case.tail_samples)), low, high).astype(int)
     facts, rate = timed_run(case, model, plan_for(case, slots, high), lengths)
     say(what="tail", mean_length=float(lengths.mean()), **facts, rate_per_slot_of_fixed=rate / fixed_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRefill(SamplerPlan):
+    """A plan whose loops end when a fixed share of the slots is free, however long responses are."""
+
+    share: int = 32
+
+    def refill_at(self, length: float) -> int:
+        return max(1, self.slots // self.share)
+
+
+def measure_refill(case: Case, model: Any) -> None:
+    """Stages of short responses: shares of the slots to wait for, and the plan's own rule."""
+    rng = np.random.default_rng(0)
+    for slots, prompt, mean, longest in case.short:
+        lengths = np.clip(rng.normal(mean, mean / 3, 8 * slots), 4, longest).astype(int)
+        short = dataclasses.replace(case, prompt=prompt)
+        plan = plan_for(short, slots, longest)
+        for share in (32, 16, 8, None):
+            chosen = plan if share is None else FixedRefill(**vars(plan), share=share)
+            facts, _ = timed_run(short, model, chosen, lengths)
+            say(what="refill", share=share or "rule", mean_length=float(lengths.mean()), **facts)
 
 
 def measure_gap(case: Case, model: Any) -> None:

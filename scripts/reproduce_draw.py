@@ -304,8 +304,9 @@ def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
         yield (
             f"{name}: S·η up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), T·η up to "
             f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}), by {len(same)} runs of which "
-            f"{sum(row['collapse'] is not None for row in same)} collapsed; a stage came into trouble "
-            f"in {len(measured)}{median}."
+            f"{sum(row['collapse'] is not None for row in same)} collapsed; {fit.misplaced} lie on the wrong "
+            f"side of that S·η, {fit.misplaced_by_rate} on that of the best split by η alone; a stage came "
+            f"into trouble in {len(measured)}{median}."
         )
     reported = law.REPORTED
     yield f"Reported for unprotected GRPO: S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}."

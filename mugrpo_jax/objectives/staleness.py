@@ -17,6 +17,7 @@ They differ between methods. `UNPROTECTED_GRPO` holds the values reported for pl
 Plain functions of numbers and arrays: nothing here is traced but `gradient_cosine` and `vcpo_factor`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -205,6 +206,8 @@ class StalenessFit(NamedTuple):
     constants: StalenessConstants
     stale_interval: tuple[float, float]  # the gap between tolerable and too large S · η
     horizon_interval: tuple[float, float]  # the range of t · η over the runs that ended at the horizon
+    misplaced: int  # runs on the wrong side of the split of S · η
+    misplaced_by_rate: int  # and of the best split of η alone
 
 
 def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> StalenessFit:
@@ -217,6 +220,9 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
     - The stale constant is the split of S·η with the fewest runs on the wrong side, in the geometric middle
       of the gap it falls into.
     - The horizon constant is the geometric mean of t·η over the runs that ended there.
+
+    If η alone tells the runs apart with fewer errors, `misplaced_by_rate` below `misplaced`, then it was not
+    the age of the data that made them collapse, and the stale constant means little.
 
     Where the table bounds a constant on one side only, the other end of its interval is 0 or infinite and the
     constant is the known end.
@@ -241,25 +247,28 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
     too_stale = [r.collapse is not None and t * spread < reach for r, t in zip(rows, lasted)]
     samples = [t for r, t, bad in zip(rows, lasted, too_stale) if r.collapse is not None and not bad]
 
-    stale_interval = _split([r.lag * r.learning_rate for r in rows], too_stale)
+    stale_interval, misplaced = _split([r.lag * r.learning_rate for r in rows], too_stale)
+    _, misplaced_by_rate = _split([r.learning_rate for r in rows], too_stale)
     horizon_interval = (min(samples), max(samples)) if samples else (reach, math.inf)
     horizon = float(np.exp(np.mean(np.log(samples)))) if samples else reach
     return StalenessFit(
-        StalenessConstants(_middle(*stale_interval), horizon), stale_interval, horizon_interval
+        StalenessConstants(_middle(*stale_interval), horizon),
+        stale_interval,
+        horizon_interval,
+        misplaced,
+        misplaced_by_rate,
     )
 
 
-def _split(values: list[float], bad: list[bool]) -> tuple[float, float]:
-    """The neighbouring values between which good and bad are told apart with the fewest errors."""
-    order = sorted(zip(values, bad))
-    errors = [
-        sum(is_bad for _, is_bad in order[:i]) + sum(not is_bad for _, is_bad in order[i:])
-        for i in range(len(order) + 1)
-    ]
-    best = errors.index(min(errors))
-    low = order[best - 1][0] if best > 0 else 0.0
-    high = order[best][0] if best < len(order) else math.inf
-    return low, high
+def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:
+    """The neighbouring values between which good and bad are told apart with the fewest errors; how many."""
+    ends = [0.0, *sorted(set(values)), math.inf]
+    errors = {
+        (low, high): sum(is_bad == (value < high) for value, is_bad in zip(values, bad))
+        for low, high in itertools.pairwise(ends)
+    }
+    best = min(errors, key=errors.__getitem__)
+    return best, errors[best]
 
 
 def _middle(low: float, high: float) -> float:

@@ -178,6 +178,12 @@ def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[
     said = [_reported(place), _measured(place)]
     if fitted is not None:
         said.append(_fitted(place, run.config.total_updates, fitted.constants))
+        if fitted.misplaced_by_rate < fitted.misplaced:
+            said.append(
+                f"But {fitted.misplaced} of the runs lie on the wrong side of that S·η, and "
+                f"{fitted.misplaced_by_rate} on that of the best limit on η alone: the age of the data is not "
+                "what limits them."
+            )
     if place.collapse is not None:
         said.append(
             "Its reward or held-out accuracy fell below half of its best for good at update "

@@ -67,6 +67,7 @@ def test_fit_recovers_the_law_from_a_grid(law):
     assert low <= fit.constants.stale <= high
     assert fit.constants.horizon == pytest.approx(law.horizon, rel=0.1)
     assert fit.horizon_interval[0] <= law.horizon <= fit.horizon_interval[1]
+    assert fit.misplaced == 0 < fit.misplaced_by_rate
 
 
 def test_fit_says_what_the_table_cannot_tell():
@@ -83,8 +84,21 @@ def test_fit_tolerates_a_run_on_the_wrong_side():
     clean = [FinishedRun(lag, 1e-6, 100, None if lag < 30 else 5) for lag in (1, 2, 4, 8, 16, 32, 64, 128)]
     lucky = [*clean, FinishedRun(100, 1e-6, 100, None)]
     assert fit_staleness(lucky).stale_interval == pytest.approx((16e-6, 32e-6))
+    assert fit_staleness(lucky).misplaced == 1
     with pytest.raises(ValueError, match="runs is empty"):
         fit_staleness([])
+
+
+def test_fit_says_when_the_learning_rate_alone_decides():
+    runs = [
+        FinishedRun(lag, rate, 512, 20 if rate > 2e-5 else None)
+        for lag in (16, 128, 512)
+        for rate in (1e-6, 1e-5, 3e-5)
+    ]
+    fit = fit_staleness(runs)
+    assert fit.misplaced_by_rate == 0
+    # By S·η: 16 · 3e-5 collapsed below 512 · 1e-5, which did not.
+    assert fit.misplaced == 2
 
 
 def test_gradient_cosine():

@@ -121,7 +121,10 @@ def test_constants_are_fitted_to_runs_of_one_objective(tmp_path):
     assert law.fit(runs[:1]) is None
     constants = law.fit(runs).constants
     assert constants.horizon == pytest.approx(64e-4)  # nobody collapsed: the furthest that any run came
-    assert "Fitted to these runs" in " ".join(law.advice(runs[0], law.fit(runs)))
+    said = law.advice(runs[0], law.fit(runs))
+    assert "Fitted to these runs" in said[-1]
+    by_rate = law.advice(runs[0], law.fit(runs)._replace(misplaced=2))
+    assert by_rate[:-1] == said and by_rate[-1].startswith("But 2 of the runs lie on the wrong side")
     for record in runs[1].updates[20:]:
         record["reward"] = 0.0
     assert law.position(runs[1]).collapse == pytest.approx(24, abs=3)
