@@ -9,7 +9,7 @@ Prints one JSON line per measurement, as it goes:
     python scripts/bench_generate.py --ablate             # a decode step part by part, by differences
     python scripts/bench_generate.py --profile            # the kernels that take the time
     python scripts/bench_generate.py --torch              # transformers on torch, same shapes, same card
-    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile    # does the script run?
+    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile    # does it run?
 
 Weights are random; lengths are forced by per-sample limits without stop tokens. A rate is generated tokens
 over wall time from the first prompt to the last response handed out, compilation excluded.
@@ -62,7 +62,7 @@ class Case:
     tail_samples: int = 16_384
     tail: tuple[int, int] = (32, 1024)
     group: int = 8
-    short: tuple[tuple[int, int, int, int], ...] = ()  # slots, prompt, mean and largest length of responses
+    short: tuple[tuple[int, ...], ...] = ()  # slots, prompt; mean, deviation and most of the lengths
     dtype: Any = jnp.bfloat16
 
 
@@ -72,7 +72,7 @@ CASES = (
         "smollm2-135m",
         SMOLLM2_135M,
         slots=(512, 2048),
-        short=((2048, 72, 42, 72), (1024, 104, 110, 368)),  # as on word problems and on GSM8K
+        short=((2048, 72, 42, 10, 72), (1024, 104, 110, 50, 368)),  # as on word problems and on GSM8K
     ),
 )
 SMALL = Case(
@@ -91,7 +91,7 @@ SMALL = Case(
     response=24,
     tail_samples=64,
     tail=(4, 48),
-    short=((8, 16, 10, 24),),
+    short=((8, 16, 10, 4, 24),),
     dtype=jnp.float32,
 )
 PIECES = ("fixed", "tail", "gap", "refill", "ablate", "profile", "torch")
@@ -238,15 +238,15 @@ class FixedRefill(SamplerPlan):
 
     share: int = 32
 
-    def refill_at(self, length: float) -> int:
+    def refill_at(self, length: float) -> int:  # noqa: D102
         return max(1, self.slots // self.share)
 
 
 def measure_refill(case: Case, model: Any) -> None:
     """Stages of short responses: shares of the slots to wait for, and the plan's own rule."""
     rng = np.random.default_rng(0)
-    for slots, prompt, mean, longest in case.short:
-        lengths = np.clip(rng.normal(mean, mean / 3, 8 * slots), 4, longest).astype(int)
+    for slots, prompt, mean, deviation, longest in case.short:
+        lengths = np.clip(rng.normal(mean, deviation, 8 * slots), 4, longest).astype(int)
         short = dataclasses.replace(case, prompt=prompt)
         plan = plan_for(short, slots, longest)
         for share in (32, 16, 8, None):
