@@ -9,7 +9,7 @@ Prints one JSON line per measurement, as it goes:
     python scripts/bench_generate.py --ablate             # a decode step part by part, by differences
     python scripts/bench_generate.py --profile            # the kernels that take the time
     python scripts/bench_generate.py --torch              # transformers on torch, same shapes, same card
-    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile    # does it run?
+    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile  # does it run?
 
 Weights are random; lengths are forced by per-sample limits without stop tokens. A rate is generated tokens
 over wall time from the first prompt to the last response handed out, compilation excluded.
@@ -238,7 +238,8 @@ class FixedRefill(SamplerPlan):
 
     share: int = 32
 
-    def refill_at(self, length: float) -> int:  # noqa: D102
+    def refill_at(self, length: float) -> int:
+        """The same share for any length."""
         return max(1, self.slots // self.share)
 
 
