@@ -39,7 +39,7 @@ FRESH = {"grpo-mu4": 4}  # arms with a µ of their own
 ARMS = {
     "grpo-mu4": ["objective.name=grpo"],
     "mu_grpo": RELAXED,
-    "grpo-mu1024": ["objective.name=grpo"],
+    "grpo-stale": ["objective.name=grpo"],
     "relaxed-no-veto": [*RELAXED, "objective.knobs={veto: none}"],
     "mu_grpo-trigger": [*RELAXED, "objective.knobs={veto: trigger}"],
     "mu_grpo-suffix_non_trigger": [*RELAXED, "objective.knobs={veto: suffix_non_trigger}"],
