@@ -221,8 +221,9 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
       of the gap it falls into.
     - The horizon constant is the geometric mean of t·η over the runs that ended there.
 
-    If η alone tells the runs apart with fewer errors, `misplaced_by_rate` below `misplaced`, then it was not
-    the age of the data that made them collapse, and the stale constant means little.
+    If η alone tells the runs apart with fewer errors, `misplaced_by_rate` below `misplaced`, then it may not
+    have been the age of the data that made them collapse, and the stale constant means little. S is what the
+    run was given: one that collapses within its first S updates never saw data that old.
 
     Where the table bounds a constant on one side only, the other end of its interval is 0 or infinite and the
     constant is the known end.
@@ -262,6 +263,7 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
 
 def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:
     """The neighbouring values between which good and bad are told apart with the fewest errors; how many."""
+    values = [float(f"{value:.12g}") for value in values]  # equal products are equal whatever their factors
     ends = [0.0, *sorted(set(values)), math.inf]
     errors = {
         (low, high): sum(is_bad == (value < high) for value, is_bad in zip(values, bad))

@@ -181,8 +181,8 @@ def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[
         if fitted.misplaced_by_rate < fitted.misplaced:
             said.append(
                 f"But {fitted.misplaced} of the runs lie on the wrong side of that S·η, and "
-                f"{fitted.misplaced_by_rate} on that of the best limit on η alone: the age of the data is "
-                "not what limits them."
+                f"{fitted.misplaced_by_rate} on that of the best limit on η alone: it may not be the age of "
+                "the data that limits them."
             )
     if place.collapse is not None:
         said.append(

@@ -70,7 +70,7 @@ class SamplerPlan:
 
         Of S slots r / 2 are idle on average, and a turn to the host, worth c steps, comes once in r·L / S
         steps: r / 2S + c·S / rL is least at r = S·sqrt(2c / L). An eighth of the slots is the most, so that
-        nine of ten stay busy.
+        more than nine of ten are busy on average.
         """
         return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 

@@ -106,16 +106,17 @@ class Sampler:
         A sequence is checked as a whole before anything starts. Of an iterator, requests are taken, and
         checked, when slots can be expected for them.
         """
-        device = self._open()
+        self._open()
         checked: Iterable[Request] = map(functools.partial(_checked, self.plan), requests)
-        return self._serve(device, iter(list(checked) if isinstance(requests, Sequence) else checked))
+        return self._serve(iter(list(checked) if isinstance(requests, Sequence) else checked))
 
     def _open(self) -> Device:
         if self._device is None:
             raise ValueError("sampler: it is closed")
         return self._device
 
-    def _serve(self, device: Device, requests: Iterator[Request]) -> Iterator[Response]:
+    def _serve(self, requests: Iterator[Request]) -> Iterator[Response]:
+        device = self._open()
         self.stats = Stats(self.plan.slots)
         if self._left_behind:
             device.clear()
@@ -124,6 +125,7 @@ class Sampler:
         while run.fill():
             run.launch()
             yield from run.collect()
+            self._open()  # the caller may have closed it in between
             run.wait()
         self._left_behind = False
         yield from run.collect()

@@ -101,6 +101,13 @@ def test_fit_says_when_the_learning_rate_alone_decides():
     assert fit.misplaced == 2
 
 
+def test_equal_products_are_not_told_apart_by_their_last_digit():
+    assert 10 * 1e-6 != 1 * 1e-5
+    runs = [FinishedRun(10, 1e-6, 100), FinishedRun(1, 1e-5, 100, 2), FinishedRun(9, 1e-6, 99)]
+    fit = fit_staleness(runs)
+    assert fit.stale_interval == pytest.approx((9e-6, 1e-5)) and fit.misplaced == 1
+
+
 def test_gradient_cosine():
     a = {"w": jnp.array([[3.0, 0.0]]), "b": jnp.array([4.0], jnp.bfloat16)}
     b = {"w": jnp.array([[0.0, 5.0]]), "b": jnp.array([12.0], jnp.bfloat16)}

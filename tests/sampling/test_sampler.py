@@ -374,6 +374,16 @@ def test_close_frees_cache_and_weights(model, plan):
         sampler.run([])
 
 
+def test_a_run_ends_with_a_word_when_its_sampler_is_closed(model, plan):
+    sampler = Sampler(*model, plan(2))
+    begun, waiting = (sampler.run([Request([1, 2], [1, 2, 3], [1, 40, 40])]) for _ in range(2))
+    next(begun)
+    sampler.close()
+    for run in (begun, waiting):
+        with pytest.raises(ValueError, match="sampler: it is closed"):
+            list(run)
+
+
 def test_the_callers_weights_stay(model, plan):
     graphdef, params = model
     keeps = [weakref.ref(x) for x in jax.tree.leaves(params)]
