@@ -262,6 +262,20 @@ def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
     assert lengths.sum() / (waves.max(1) * 32).sum() < 0.6
 
 
+@pytest.mark.parametrize("length", [3, 100])
+def test_loops_wait_for_free_slots_by_the_length_of_the_responses_so_far(model, plan, monkeypatch, length):
+    sizes = plan(64, max_length=208)
+    with Sampler(*model, sizes) as sampler:
+        limits, decode = [], sampler._device.decode
+        monkeypatch.setattr(
+            sampler._device, "decode", lambda limit, **k: limits.append(limit) or decode(limit, **k)
+        )
+        list(sampler.run([Request([1, 2], request_seeds(i, samples=8), length, index=i) for i in range(64)]))
+    assert limits[0] == sizes.refill_at(208)  # nothing has ended yet
+    assert limits[-1] == 65  # nothing waits any more
+    assert sizes.refill_at(length) in limits and sizes.refill_at(3) != sizes.refill_at(100) != limits[0]
+
+
 def test_the_next_loop_is_under_way_when_responses_are_handed_out(sampler, monkeypatch):
     launched, decode = [], sampler._device.decode
     monkeypatch.setattr(sampler._device, "decode", lambda *a, **k: launched.append(1) or decode(*a, **k))
