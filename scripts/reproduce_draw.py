@@ -92,8 +92,9 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
     fresh = {run["seed"]: run for run in reversed(runs) if run["arm"] == FRESH}
     if not fresh or len(runs) == len(fresh):
         return
-    yield f"| arm | seed | distance to `{FRESH}`: mean of all evaluations but the first | of the last five |"
-    yield f"|{'---|' * 4}"
+    means = "mean of all evaluations but the first | of the last five"
+    yield f"| arm | seed | distance to `{FRESH}`: {means} | ahead |"
+    yield f"|{'---|' * 5}"
     for run in runs:
         other = fresh.get(run["seed"], next(iter(fresh.values())))
         if run is not other:
@@ -101,20 +102,23 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
             apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
             if apart:
                 newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
-                means = f"{np.mean(apart):+.4f} ({len(apart)})", newest
-                yield _row(run["arm"], run["seed"], *means)
+                ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
+                yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
 
 
 def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
     """How bad it got: a run that recovers does not show it at its end."""
-    yield "| arm | seed | lowest accuracy | after | most wrong responses with an abandoned token | up to |"
-    yield f"|{'---|' * 6}"
+    shares = "most wrong responses with an abandoned token | up to | mean ESS"
+    yield f"| arm | seed | lowest accuracy | after | {shares} |"
+    yield f"|{'---|' * 7}"
     for run in runs:
         low = min(run["evaluations"][1:] or run["evaluations"], key=lambda point: point["accuracy"])
         name = "triggered/negative_responses"
         most = max(run["bins"], key=lambda point: point.get(name, 0.0))
         accuracy, share = f"{low['accuracy']:.3f}", f"{100 * most.get(name, 0.0):.1f} %"
-        yield _row(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"])
+        sizes = [point["ess/tokens"] for point in run["bins"] if "ess/tokens" in point]
+        ess = f"{np.mean(sizes):.3f}" if sizes else "–"
+        yield _row(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"], ess)
 
 
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:

@@ -182,7 +182,10 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     ]
     ours, fresh = ([p["accuracy"] for p in curve if p["kind"] == "evaluation"][1:] for curve in curves)
     apart = sum(ours) / len(ours) - sum(fresh) / len(fresh)
-    assert rows[4].startswith(f"| mu_grpo | 1 | {apart:+.4f} ({len(ours)}) |")
+    ahead = sum(here > there for here, there in zip(ours, fresh, strict=True))
+    assert rows[4] == f"| mu_grpo | 1 | {apart:+.4f} | – | {ahead} of {len(ours)} |"
+    sizes = [point["ess/tokens"] for point in curves[0] if point["kind"] == "updates"]
+    assert f" | {sum(sizes) / len(sizes):.3f} |\n" in shown
     assert "mean of 2" in rows[2]
     spent = {curve[0]["run"]: curve[0] for curve in curves}["grpo-mu4-seed0"]
     parts = [spent["seconds"].get(part, 0.0) for part in ("sample", "score_wait", "update", "switch")]
