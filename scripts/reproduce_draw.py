@@ -1,10 +1,11 @@
 """Tables, as Markdown, and figures from the files that `reproduce_collect` wrote."""
 
+import collections
 import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,37 @@ DIAGNOSTICS = {
 
 def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
     """All that the files allow; `arms` is the order they are shown in."""
-    paths = sorted(results.glob("*-seed*.jsonl"))
-    grid = results / "law.jsonl"
-    if not paths and not grid.exists():
+    runs, grid = read(results, arms, level)
+    if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
-    if paths:
-        runs = sorted(map(_load, paths), key=lambda run: (arms.index(run["arm"]), run["seed"]))
-        tables = _comparison_table(runs), _distance_table(runs), _worst_table(runs), _time_table(runs)
-        print("\n\n".join("\n".join(lines) for lines in map(list, tables) if lines))
+    print("\n".join(tables(runs, grid, level)))
+    if runs:
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
-    if grid.exists():
-        rows = _load_law(grid, level)
-        print("\n".join(["", *_law_table(rows), "", *_law_constants(rows, level)]))
-        _draw_law(rows, results / "law.png")
+    if grid:
+        _draw_law(grid, results / "law.png")
+
+
+def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], list[Run]]:
+    """Runs of the comparison, and those of the grid that were finished."""
+    runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
+    grid = results / "law.jsonl"
+    return (
+        sorted(runs, key=lambda run: (arms.index(run["arm"]), run["seed"])),
+        _load_law(grid, level) if grid.exists() else [],
+    )
+
+
+def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[str]:
+    """The lines that `draw` prints."""
+    if runs:
+        for table in (_comparison_table, _distance_table, _worst_table, _time_table):
+            yield from table(runs)
+            yield ""
+    if grid:
+        yield from _law_table(grid)
+        yield ""
+        yield from _law_constants(grid, level)
 
 
 def _load(path: Path) -> Run:
@@ -95,15 +113,26 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
     means = "mean of all evaluations but the first | of the last five"
     yield f"| arm | seed | distance to `{FRESH}`: {means} | ahead |"
     yield f"|{'---|' * 5}"
+    of_arm: dict[str, list[Sequence[float]]] = {}
     for run in runs:
         other = fresh.get(run["seed"], next(iter(fresh.values())))
         if run is not other:
             there = {point["updates"]: point["accuracy"] for point in other["evaluations"][1:]}
             apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
             if apart:
+                of_arm.setdefault(run["arm"], []).append(apart)
                 newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
                 ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
                 yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
+    for arm, seeds in of_arm.items():
+        if len(seeds) > 1:
+            newest = _over_seeds([a[-5:] for a in seeds]) if min(map(len, seeds)) > 5 else "–"
+            yield _row(arm, f"mean of {len(seeds)}", _over_seeds(seeds), newest, "–")
+
+
+def _over_seeds(distances: Iterable[Sequence[float]]) -> str:
+    means = [np.mean(apart) for apart in distances]
+    return f"{np.mean(means):+.4f} ± {np.std(means, ddof=1) / math.sqrt(len(means)):.4f}"
 
 
 def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
@@ -133,15 +162,16 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     if fresh is None or len(alone) < 2:
         return
     parts = "generate | update | switch | in all, an update"
-    yield f"| arm | seed | updates | {parts} | `{FRESH}` takes | quickest stage | `{FRESH}` takes |"
-    yield f"|{'---|' * 10}"
+    yield f"| arm | seed | µ | updates | {parts} | `{FRESH}` takes | quickest stage | `{FRESH}` takes |"
+    yield f"|{'---|' * 11}"
     for run in alone:
         spent, other = _milliseconds(run), _milliseconds(fresh)
         quickest = _quickest(run)
         shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
         times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
         by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
-        yield _row(run["arm"], run["seed"], run["updates"], *shown, times, *by_clock)
+        mu = run["batch"]["updates_per_stage"]
+        yield _row(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:
@@ -178,8 +208,12 @@ def _colors(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
-    """Over updates: seeds thin, their mean thick. Over time: runs that were alone."""
+    """Over updates: seeds thin, the mean of those that finished thick. Over time: runs that were alone.
+
+    Standard errors are those of fresh data: they are as large for the others, whose bands would hide it.
+    """
     colors = _colors(runs)
+    banded = FRESH if FRESH in colors else next(iter(colors))
     alone = [run for run in runs if run["alone"]]
     figure, panels = plt.subplots(
         1,
@@ -190,15 +224,16 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
         layout="constrained",
     )
     for arm, color in colors.items():
-        same = [_curve(run, "updates") for run in runs if run["arm"] == arm]
+        same = [run for run in runs if run["arm"] == arm]
         if len(same) > 1:
-            for x, y, _ in same:
+            for x, y, _ in (_curve(run, "updates") for run in same):
                 panels[0, 0].plot(x, y, color=color, linewidth=0.7, alpha=0.4)
-        _band(panels[0, 0], _mean(same), color)
+        whole = [run for run in same if run["finished"]] or same
+        _line(panels[0, 0], _mean([_curve(run, "updates") for run in whole]), color, band=arm == banded)
     panels[0, 0].set(xlabel="updates", ylabel="held-out accuracy")
     for run in alone:
         x, y, error = _curve(run, "clock")
-        _band(panels[0, 1], (x / 60, y, error), colors[run["arm"]])
+        _line(panels[0, 1], (x / 60, y, error), colors[run["arm"]], band=run["arm"] == banded)
     if alone:
         panels[0, 1].set(xlabel="minutes of training with compiling, evaluations left out")
     _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
@@ -220,16 +255,18 @@ def _mean(curves: Sequence[Curve]) -> Curve:
     return x, y, error
 
 
-def _band(axis: Axes, curve: Curve, color: Any) -> None:
+def _line(axis: Axes, curve: Curve, color: Any, *, band: bool) -> None:
     x, y, error = curve
     axis.plot(x, y, color=color, linewidth=1.6, marker="o", markersize=2.5)
-    axis.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0)
+    if band:
+        axis.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0)
 
 
 def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
-    """The first seed of each arm: all of them would hide one another."""
+    """One seed of each arm, since all would hide one another: that of most arms, or an arm's first."""
     colors = _colors(runs)
-    runs = list({run["arm"]: run for run in reversed(runs)}.values())
+    seeds = collections.Counter(run["seed"] for run in runs)
+    runs = list({run["arm"]: run for run in sorted(runs, key=lambda run: seeds[run["seed"]])}.values())
     figure, panels = plt.subplots(2, 4, figsize=(17, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
         for run in runs:
@@ -237,6 +274,9 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
             style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
             axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
         axis.set_ylabel(label, fontsize=9)
+        if name == "clipped/tokens":  # of P3O nearly all, of others few
+            axis.set_yscale("symlog", linthresh=1e-3)
+            axis.set_ylim(bottom=0)
     for axis in panels[1]:
         axis.set_xlabel("updates")
     _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
@@ -267,15 +307,16 @@ def _load_law(path: Path, level: float) -> list[Run]:
 
 
 def _law_table(rows: Sequence[Run]) -> Iterable[str]:
-    accuracy_and_after = "start | end | best | collapse at | t·η | G | R_batch | R_crit | cosine"
+    accuracy_and_after = "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | cosine"
     yield f"| objective | µ | η | S·η | {accuracy_and_after} |"
-    yield f"|{'---|' * 13}"
+    yield f"|{'---|' * 14}"
     for row in rows:
         collapse, rate = row["collapse"], row["learning_rate"]
         accuracy = [_number(row[f"accuracy_{when}"], ".3f") for when in ("start", "end", "best")]
+        mean = _number(np.mean(row["evaluations"]["accuracy"][1:]), ".3f")
         gone = None if collapse is None else collapse * rate
         yield _row(
-            *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy),
+            *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
             *(
                 "–" if collapse is None else collapse,
                 _number(gone, ".1e"),
@@ -320,6 +361,8 @@ def _between(interval: tuple[float, float]) -> str:
     low, high = interval
     if math.isinf(high):
         return f"not reached at {low:.2g}"
+    if low == high:
+        return "one run"
     return f"below {high:.2g}" if low == 0 else f"between {low:.2g} and {high:.2g}"
 
 

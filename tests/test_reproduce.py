@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -184,6 +185,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     apart = sum(ours) / len(ours) - sum(fresh) / len(fresh)
     ahead = sum(here > there for here, there in zip(ours, fresh, strict=True))
     assert rows[4] == f"| mu_grpo | 1 | {apart:+.4f} | – | {ahead} of {len(ours)} |"
+    assert rows[5].startswith(f"| mu_grpo | mean of 2 | {apart / 2:+.4f} ± ")  # seed 0 has a distance of 0
     sizes = [point["ess/tokens"] for point in curves[0] if point["kind"] == "updates"]
     assert f" | {sum(sizes) / len(sizes):.3f} |\n" in shown
     assert "mean of 2" in rows[2]
@@ -198,6 +200,51 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
     for name in ("accuracy", "staleness", "law"):
         assert (out / f"{name}.png").stat().st_size > 10_000
+
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "folders"),
+    [
+        ("### What came out", "### Five times", ["."]),
+        ("### Five times", "### A pilot", ["rate-5e-6", "rate-5e-6-again"]),
+        ("At the quickstart's learning rate", "At four times that", ["laptop"]),
+        ("At four times that", "## The staleness law", ["laptop-2e-4"]),
+        ("## The staleness law", "## Times", ["."]),
+        ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
+        ("On GSM8K, likewise", "", ["gsm8k"]),
+    ],
+)
+def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
+    """Each number of a table is one that `draw` prints for that arm (or line of the grid), maybe rounded."""
+    pytest.importorskip("matplotlib")
+    from reproduce_draw import read, tables
+
+    def rows(lines):
+        cells = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+        return [row[row[0] in ("", "first", "again") :] for row in cells]
+
+    printed = {}
+    for folder in folders:
+        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
+        for name, *cells in rows(tables(*files, 0.5)):
+            for key in (name, (name, cells[0])):  # of an arm, of one of its seeds
+                printed.setdefault(key, set()).update(NUMBER.findall(" ".join(cells)))
+    text = (ROOT / "docs" / "results.md").read_text()
+    section = text[text.index(begin) :].removeprefix(begin)
+    section = section[: section.index(end)] if end else section
+    checked = 0
+    for name, *cells in rows(section.splitlines()):
+        if name in {"grpo", *reproduce.ARMS}:
+            there = printed.get((name, cells[0])) or printed[name]
+            for number in NUMBER.findall(" ".join(cells)):
+                wrong = 0.5001 * 10.0 ** -len(number.partition(".")[2])
+                close = [value for value in there if abs(float(value) - float(number)) <= wrong]
+                assert close, f"{name}: {number} in {cells}"
+                checked += 1
+    assert checked > 10
 
 
 def test_the_quickest_stage_is_found_by_the_clock():
