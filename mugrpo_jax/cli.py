@@ -309,8 +309,9 @@ def _add_eval(commands: Any) -> None:
         commands,
         "eval",
         _eval,
-        help="score a model on the held-out problems of a task",
-        more="avg@k, pass@k and majority@k with confidence intervals. Interrupted, it continues.",
+        help="score a model on the held-out problems of tasks",
+        more="avg@k, pass@k and majority@k with confidence intervals, of each task and their average. "
+        "Interrupted, it continues.",
         example="mugrpo eval runs/first --best --task arithmetic --option difficulty=3 --out eval.jsonl",
     )
     evaluate.add_argument(
@@ -318,19 +319,31 @@ def _add_eval(commands: Any) -> None:
         help="the folder of a run, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m",
     )
     _checkpoint_arguments(evaluate)
-    evaluate.add_argument("--task", required=True, help="a generator, a preset, or `dataset`")
     evaluate.add_argument(
-        "--option", action="append", default=[], metavar="key=value", help="an option of the task; repeatable"
+        "--task",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="TASK",
+        help="generators, presets, or `dataset`; of several, the average is shown too",
+    )
+    evaluate.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="an option of the tasks, or TASK.key=value of one of them; repeatable",
     )
     evaluate.add_argument("--reward", help="math, exact, or your own module:function (default: the task's)")
-    evaluate.add_argument("--problems", type=int, help="only so many problems (default: all)")
+    evaluate.add_argument("--problems", type=int, help="only so many problems of each task (default: all)")
     evaluate.add_argument("--samples", type=int, default=1, help="responses per problem (default: 1)")
     evaluate.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="FILE",
-        help="every scored response, JSON lines; the summary goes to FILE.summary.json",
+        help="every scored response, JSON lines (of several tasks, with .TASK before the suffix); the "
+        "summary goes to FILE.summary.json",
     )
     _sampling_arguments(evaluate, max_tokens=512)
 
@@ -373,32 +386,45 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> None:
-    from mugrpo_jax import evaluation
+    from mugrpo_jax import evaluation, progress
     from mugrpo_jax.tasks import load_task
     from mugrpo_jax.trained import benchmark
 
-    names = ("samples", "max_tokens", "temperature", "top_p", "seed", "dtype", "slots", "step", "best")
-    result = benchmark(
+    names, out = arguments.task, arguments.out
+    if len(set(names)) < len(names):
+        raise ValueError(f"--task {' '.join(names)}: each task may be named once")
+    options = _task_options(names, arguments.option)
+    files = [out] if len(names) == 1 else [out.with_suffix(f".{name}{out.suffix}") for name in names]
+    settings = ("samples", "max_tokens", "temperature", "top_p", "seed", "dtype", "slots", "step", "best")
+    results = benchmark(
         arguments.model,
-        load_task(arguments.task, **_options(arguments.option)),
-        arguments.out,
+        {file: load_task(name, **options[name]) for file, name in zip(files, names)},
         reward=arguments.reward,
         problems=arguments.problems,
-        **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in settings},
     )
-    Path(f"{arguments.out}.summary.json").write_text(result.as_json() + "\n")
-    print(evaluation.as_table([result]))
+    for file, result in zip(files, results):
+        Path(f"{file}.summary.json").write_text(result.as_json() + "\n")
+        progress.say_unscored(result.name, result.statuses, result.examples)
+    if len(results) > 1:
+        Path(f"{out}.summary.json").write_text(evaluation.average_as_json(results) + "\n")
+    print(evaluation.as_table(results))
 
 
-def _options(pairs: Sequence[str]) -> dict[str, Any]:
+def _task_options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of each task: options of all, and those with its name before them."""
     import yaml
 
-    options = {}
+    options: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
+        key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"--option {pair}: expected key=value, such as difficulty=3")
-        options[name] = yaml.safe_load(text)
+        task, dot, of_one = key.partition(".")
+        if dot and task not in options:
+            raise ValueError(f"--option {pair}: no --task {task}; possible: {', '.join(names)}")
+        for name in [task] if dot else names:
+            options[name][of_one if dot else key] = yaml.safe_load(text)
     return options
 
 

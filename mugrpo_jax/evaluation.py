@@ -9,13 +9,14 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mugrpo_jax.tasks import Problem, Score, Scorer
+from mugrpo_jax.tasks.scoring import failure
 
 CORRECT = 1.0  # a reward this high counts as solved in pass@k and in a majority vote
 
@@ -143,6 +144,7 @@ class EvalResult:
       mean_length: of the responses, in tokens.
       statuses: how many items were scored with each status.
       per_problem: for each metric, its value for each problem.
+      examples: of each status but `ok`, the first item and what happened to it.
     """
 
     name: str
@@ -153,6 +155,7 @@ class EvalResult:
     mean_length: float
     statuses: dict[str, int]
     per_problem: dict[str, list[float]]
+    examples: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """One JSON object, keys in order."""
@@ -285,6 +288,7 @@ def _summarise(
     confidence: float,
 ) -> EvalResult:
     groups = [rows[i : i + samples] for i in range(0, len(rows), samples)]
+    failures = [row for row in rows if row["status"] != "ok"]
     values = [[row["value"] for row in group] for group in groups]
     correct = [sum(value >= CORRECT for value in group) for group in values]
     per_problem = {f"avg@{samples}": [average_at_k(group) for group in values]}
@@ -301,6 +305,7 @@ def _summarise(
         mean_length=float(np.mean([row["length"] for row in rows])),
         statuses=dict(sorted(Counter(row["status"] for row in rows).items())),
         per_problem=per_problem,
+        examples={row["status"]: failure(row["problem"], row["detail"]) for row in reversed(failures)},
     )
 
 
@@ -310,6 +315,19 @@ def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
         [m for m in results[0].metrics if all(m in result.metrics for result in results)] if results else []
     )
     return {metric: bootstrap_average([r.per_problem[metric] for r in results]) for metric in shared}
+
+
+def average_as_json(results: Sequence[EvalResult]) -> str:
+    """One JSON object: the metrics of each benchmark by its name, and their average."""
+    whole = {
+        "benchmarks": {result.name: _plain(result.metrics) for result in results},
+        "average": _plain(average_results(results)),
+    }
+    return json.dumps(whole, indent=2)
+
+
+def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+    return {name: asdict(estimate) for name, estimate in metrics.items()}
 
 
 def as_table(results: Sequence[EvalResult]) -> str:

@@ -238,7 +238,7 @@ class Job:
             f"stage {stage_index}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
             f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
         )
-        progress.say_unscored(f"stage {stage_index}", status)
+        progress.say_unscored(f"stage {stage_index}", status, self._responses.examples)
 
     # -- optimisation
 
@@ -382,7 +382,7 @@ class Job:
         progress.say(
             f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)"
         )
-        progress.say_unscored(f"evaluation after {cursor.updates} updates", status)
+        progress.say_unscored(f"evaluation after {cursor.updates} updates", status, self._responses.examples)
         self._in_flight.restart()
         return accuracy
 

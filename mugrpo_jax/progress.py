@@ -26,11 +26,14 @@ def headline(record: dict[str, Any]) -> dict[str, str]:
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
-def say_unscored(what: str, status: Mapping[str, int]) -> None:
-    """No zero is silent: answers without an honest score are named."""
+def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
+    """No zero is silent: answers without an honest score are counted, one of each kind is named."""
     failed = {name: count for name, count in status.items() if name != "ok" and count}
     if failed:
-        counts = ", ".join(f"{name} × {count}" for name, count in failed.items())
+        counts = ", ".join(
+            f"{name} × {count}{f' ({examples[name]})' if name in examples else ''}"
+            for name, count in failed.items()
+        )
         say(f"{what}: {sum(failed.values())} answers could not be scored and count as 0: {counts}")
 
 

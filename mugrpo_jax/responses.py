@@ -41,6 +41,11 @@ class Responses:
         """End the scorers."""
         self._resources.close()
 
+    @property
+    def examples(self) -> dict[str, str]:
+        """Of each status but `ok`, the first item that this host met, and what happened to it."""
+        return self._scorer.examples if "_scorer" in vars(self) else {}
+
     # What is built once, when it is first needed, and serves every stage.
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mugrpo_jax.policy import policy_shape, policy_tokenizer
 from mugrpo_jax.run import read_config
 from mugrpo_jax.sampling import Request, Sampler, Settings, plan_sampler, request_seeds
 from mugrpo_jax.sampling.generate import claim_output
-from mugrpo_jax.tasks import ANSWERS, Problem, Task, make_scorer
+from mugrpo_jax.tasks import ANSWERS, Problem, Task, load_reward, make_scorer
 from mugrpo_jax.training import CheckpointStore
 
 
@@ -88,8 +88,7 @@ def prompt_tokens(tokenizer: Tokenizer, problem: Problem) -> list[int]:
 
 def benchmark(
     name: str | Path,
-    task: Task,
-    out: Path,
+    tasks: Mapping[Path, Task],
     *,
     step: int | None = None,
     best: bool = False,
@@ -97,49 +96,53 @@ def benchmark(
     problems: int | None = None,
     slots: int | None = None,
     **settings: Any,
-) -> evaluation.EvalResult:
-    """Evaluate a model on the held-out problems of a task; interrupted, the same call continues.
+) -> list[evaluation.EvalResult]:
+    """Evaluate a model on the held-out problems of tasks; interrupted, the same call continues.
 
     Args:
       name: what `load_model` takes, or the folder of a run.
-      task: whose `test` part is used.
-      out: one JSON line a scored response. The settings are kept beside it, and others are refused.
+      tasks: whose `test` parts are used, each with its file: one JSON line a scored response. The settings
+        are kept beside it, and others are refused.
       step, best: of a run, which checkpoint; see `checkpoint_step`.
-      reward: in place of the task's.
-      problems: only so many; None takes all.
+      reward: in place of the tasks' own.
+      problems: only so many of each; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
       **settings: fields of `sampling.Settings`.
     """
-    chosen, reward = Settings(**settings), reward or task.reward
+    chosen = Settings(**settings)
     if is_run(name):
         step = checkpoint_step(Path(name), step=step, best=best)
     elif step is not None or best:
         raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
-    wanted = list(task.test[:problems])
-    answers = hashlib.sha256("\n".join(f"{p.id} {p.answer}" for p in wanted).encode()).hexdigest()
-    origin = {
-        "model": str(name),
-        "step": step,
-        "task": task.name,
-        "reward": reward,
-        "answers_sha256": answers,
-    }
-    with make_scorer(reward) as scorer:
-        dtype = jnp.dtype(chosen.dtype)
-        model = (
-            load_model(name, dtype=dtype) if step is None else trained_model(Path(name), step, dtype=dtype)
-        )
+    for task in tasks.values():
+        load_reward(reward or task.reward)  # what cannot be scored is known before the model is loaded
+    dtype = jnp.dtype(chosen.dtype)
+    model = load_model(name, dtype=dtype) if step is None else trained_model(Path(name), step, dtype=dtype)
+    results = []
+    for out, task in tasks.items():
+        wanted, judge = list(task.test[:problems]), reward or task.reward
+        answers = hashlib.sha256("\n".join(f"{p.id} {p.answer}" for p in wanted).encode()).hexdigest()
+        origin = {
+            "model": str(name),
+            "step": step,
+            "task": task.name,
+            "reward": judge,
+            "answers_sha256": answers,
+        }
         claim_output(out, origin | dataclasses.asdict(chosen))
-        return evaluation.evaluate(
-            wanted,
-            responder(model, chosen, slots=slots),
-            scorer,
-            samples=chosen.samples,
-            ks=sorted({1, chosen.samples}),
-            out=out,
-            name=task.name,
-            answer_of=ANSWERS.get(reward),
-        )
+        with make_scorer(judge) as scorer:
+            result = evaluation.evaluate(
+                wanted,
+                responder(model, chosen, slots=slots),
+                scorer,
+                samples=chosen.samples,
+                ks=sorted({1, chosen.samples}),
+                out=out,
+                name=task.name,
+                answer_of=ANSWERS.get(judge),
+            )
+        results.append(result)
+    return results
 
 
 def responder(model: LoadedModel, settings: Settings, *, slots: int | None = None) -> evaluation.Generate:

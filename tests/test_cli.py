@@ -291,6 +291,42 @@ def test_eval_scores_a_run_and_continues(run, tmp_path, command, refused):
     assert "no checkpoint after 3 updates; kept: 0, 2, 4" in refused("eval", run, "--step", 3, *task, *how)
 
 
+def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refused):
+    (tmp_path / "mine.jsonl").write_text(
+        '{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}'
+    )
+    tasks = ["--task", "arithmetic", "dataset", "--option", f"dataset.test={tmp_path / 'mine.jsonl'}"]
+    few = ["--option", "arithmetic.train=10", "--option", "arithmetic.test=8", "--problems", 4, "--slots", 8]
+    how = [*tasks, *few, "--reward", "cli_rewards:even", "--max-tokens", 8, "--out", tmp_path / "e.jsonl"]
+    code, shown, _ = command("eval", run, *how)
+    assert code == 0 and [line.split()[0] for line in shown.splitlines()[-4:]] == [
+        "benchmark",
+        "arithmetic",
+        "dataset",
+        "average",
+    ]
+    means = []
+    for name, problems in (("arithmetic", 4), ("dataset", 2)):
+        rows = [json.loads(row) for row in (tmp_path / f"e.{name}.jsonl").read_text().splitlines()]
+        assert len(rows) == problems
+        means.append(np.mean([row["value"] for row in rows]))
+        summary = json.loads((tmp_path / f"e.{name}.jsonl.summary.json").read_text())
+        assert summary["metrics"]["avg@1"]["mean"] == pytest.approx(means[-1])
+    whole = json.loads((tmp_path / "e.jsonl.summary.json").read_text())
+    assert whole["average"]["avg@1"]["mean"] == pytest.approx(np.mean(means))
+    assert whole["benchmarks"]["dataset"]["avg@1"]["mean"] == pytest.approx(means[1])
+    assert "each task may be named once" in refused("eval", run, "--task", "arithmetic", *how)
+    assert "no --task amc23; possible: arithmetic" in refused("eval", run, *how, "--option", "amc23.folder=x")
+
+
+def test_eval_names_an_answer_that_cannot_be_read(run, tmp_path, command):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "\\\\frac{"}')
+    task = ["--task", "dataset", "--option", f"test={tmp_path / 'mine.jsonl'}", "--reward", "math"]
+    code, shown, _ = command("eval", run, *task, "--max-tokens", 8, "--out", tmp_path / "eval.jsonl")
+    assert code == 0 and "1 answers could not be scored and count as 0: error × 1 (" in shown
+    assert "answer '\\\\frac{' cannot be read as mathematics)" in shown
+
+
 def test_generate_writes_responses(run, tmp_path, command):
     command("export", run, tmp_path / "model")
     (tmp_path / "in.jsonl").write_text('{"prompt": "1+2="}\n{"prompt": "3+4="}\n')

@@ -55,10 +55,12 @@ class Scorer(ABC):
     Attributes:
       counts: how many items ended with each of `STATUSES` so far.
       failed: the value of an item without a reward.
+      examples: of each status but `ok`, the first item and what happened to it.
     """
 
     def __init__(self, failed: float):
         self.failed = failed
+        self.examples: dict[str, str] = {}
         self.counts: Counter[str] = Counter(dict.fromkeys(STATUSES, 0))
         self._counting = threading.Lock()
 
@@ -74,9 +76,11 @@ class Scorer(ABC):
     def close(self) -> None:
         """Release what the scorer holds; what is still waiting is dropped."""
 
-    def _count(self, score: Score) -> Score:
+    def _count(self, score: Score, problem: Problem) -> Score:
         with self._counting:
             self.counts[score.status] += 1
+            if score.status != "ok":
+                self.examples.setdefault(score.status, failure(problem.id, score.detail))
         return score if score.status == "ok" else replace(score, value=self.failed)
 
     def __enter__(self) -> Self:
@@ -84,6 +88,15 @@ class Scorer(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def failure(problem: str, detail: str) -> str:
+    """An item that has no score, in words.
+
+    >>> failure("17", "no verdict within 5 s")
+    'problem 17: no verdict within 5 s'
+    """
+    return detail if f"problem {problem}:" in detail else f"problem {problem}: {detail}"
 
 
 def make_scorer(
@@ -143,7 +156,7 @@ class InlineScorer(Scorer):
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Score now; the future is done."""
-        return _done(self._count(judge(self._reward, text, problem)))
+        return _done(self._count(judge(self._reward, text, problem), problem))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -183,7 +196,7 @@ class ScoringPool(Scorer):
         settled = None if self._settled is None else self._settled(text, problem)
         if settled is None:
             return self._threads.submit(self._score, text, problem)
-        return _done(self._count(Score(settled)))
+        return _done(self._count(Score(settled), problem))
 
     def close(self) -> None:
         """Drop what waits and end the workers."""
@@ -197,7 +210,7 @@ class ScoringPool(Scorer):
     def _score(self, text: str, problem: Problem) -> Score:
         worker = self._idle.get()
         try:
-            return self._count(worker.score(text, problem))
+            return self._count(worker.score(text, problem), problem)
         finally:
             self._idle.put(worker)
 
