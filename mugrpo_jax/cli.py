@@ -231,10 +231,31 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
     if jax.process_index() == 0:
         print(plan, flush=True)
     if dry:
+        print(_about_data(config))
         return
     if plan.problem is not None or jax.default_backend() != "cpu":  # a CPU's memory has no hard end
         check_memory(plan)
     stages.train(config, folder)
+
+
+def _about_data(config: "RunConfig") -> str:
+    """How many problems there are, and the first as the model sees it, before its chat template."""
+    from mugrpo_jax.tasks import PRESETS, load_task
+
+    if config.replay.run is not None:
+        return "data        what the other run generated"
+    name, options = config.task.name, config.task.options
+    published = name in PRESETS and not options.keys() & {"folder", "train", "test"}
+    if published or any(str(value).startswith("hub:") for value in options.values()):
+        return "data        on the Hub; a dry run does not fetch it"
+    task = load_task(name, **options)
+    counts = f"{len(task.train):,} problems to train on, {len(task.test):,} held out"
+    if not len(task.train):
+        return f"data        {counts}"
+    first = task.train[0]
+    messages = [{"content": first.prompt}] if isinstance(first.prompt, str) else first.prompt
+    prompt = textwrap.shorten(" / ".join(message["content"] for message in messages), 200)
+    return f"data        {counts}; the first: {prompt!r}, answer {first.answer!r}"
 
 
 def _sft(arguments: argparse.Namespace) -> None:

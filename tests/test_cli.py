@@ -166,7 +166,10 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert "generates 16 responses to 4 prompts, at most 272 tokens; trains on 32 responses" in shown
     assert "micro-batches of 512, 256" in shown and "tokens, in rows of up to 32; compiled" in shown
     assert "8 slots" in shown
-    assert command("plan", *arguments) == (0, shown, "")
+    plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
+    assert command("plan", *arguments) == (0, plan, "")
+    assert about_data.startswith("data        ") and " problems to train on, " in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 1
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):
@@ -423,8 +426,9 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["task.name=dataset", "task.options={train: no.jsonl}"], "no.jsonl: no such file"),
         (["mesh.fsdp=3"], "mesh: data=1 × fsdp=3 × tensor=1 does not multiply to the 8 devices"),
     ):
-        assert message in refused("train", config, *overrides, *out)
-        assert not (tmp_path / "new").exists()
+        for dry in ([], ["--dry-run"]):
+            assert message in refused("train", config, *overrides, *out, *dry)
+            assert not (tmp_path / "new").exists()
     assert "no such config file" in refused("train", place / "no.yaml", *out)
     assert "cannot be written" in refused("train", config, "--out", config / "below")
 
