@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import platform
+import subprocess
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ def environment() -> dict[str, Any]:
     devices = Counter(device.device_kind for device in jax.devices())
     return {
         "mugrpo_jax": __version__,  # not from the metadata: it may run from a source tree
+        **({} if (commit := _commit()) is None else {"commit": commit}),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
@@ -25,3 +28,15 @@ def environment() -> dict[str, Any]:
         "processes": jax.process_count(),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
+
+
+def _commit() -> str | None:
+    """Of the source tree that this package runs from, `-dirty` if it was changed; None elsewhere."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -121,27 +121,26 @@ def _arm_and_seed(text: str) -> tuple[str, int]:
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     runs = arguments.runs.resolve()
     queue = Queue(arguments.jobs, arguments.seconds, runs / "programs")
-    start = _warm_start(queue, runs, arguments.config, [f"model.source={arguments.model}", *overrides])
-    if start is not None:
-        settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
-        works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
-        if queue.run(works):
-            say(what="all done")
+    settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
+    start = runs / "warm-start-export" / "model"
+    works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
+    keys = [f"model.source={arguments.model}", *overrides]
+    if _warm_start(queue, runs, arguments.config, keys, start) and queue.run(works):
+        say(what="all done")
     if queue.failed:
         say(what="failed", runs=queue.failed)
     return 1 if queue.failed else 0
 
 
-def _warm_start(queue: Queue, runs: Path, config: Path, overrides: list[str]) -> Path | None:
-    """The model that every run starts from; None if there was no time to finish it, or it failed."""
-    tuned, exported = runs / "warm-start", runs / "warm-start-export"
-    model = exported / "model"
+def _warm_start(queue: Queue, runs: Path, config: Path, overrides: list[str], model: Path) -> bool:
+    """Make the model that every run starts from; False if there was no time to finish it, or it failed."""
+    tuned, exported = runs / "warm-start", model.parent
     tune = Work(tuned, ("sft", config, "--out", tuned, *overrides), updates=0)
     export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
     _check_start(tuned, config, overrides)
     if not export.done.exists():
         shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
-    return model if queue.run([tune]) and queue.run([export]) else None
+    return queue.run([tune]) and queue.run([export])
 
 
 def _check_start(tuned: Path, config: Path, overrides: list[str]) -> None:

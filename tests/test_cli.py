@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from mugrpo_jax import config as configs
+from mugrpo_jax import environment as environments
 from mugrpo_jax import models, planning
 from mugrpo_jax.cli import main
 from mugrpo_jax.models.loading import load_model
@@ -150,6 +152,18 @@ def test_each_help_has_an_example(name, capsys):
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert f"example:\n  mugrpo {name} " in shown
+
+
+def test_a_run_notes_the_commit_of_its_source_tree(run, tmp_path, monkeypatch):
+    noted = json.loads((run / "environment.json").read_text())
+    assert noted["jax"] == jax.__version__
+    head = subprocess.run(
+        ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    if head.returncode == 0:
+        assert head.stdout.startswith(noted["commit"].removesuffix("-dirty"))
+    monkeypatch.setattr(environments, "__file__", str(tmp_path / "site-packages" / "environment.py"))
+    assert "commit" not in environments.environment()  # installed, there is none
 
 
 # -- the plan
