@@ -208,35 +208,55 @@ def _colors(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
-    """Over updates: seeds thin, the mean of those that finished thick. Over time: runs that were alone.
+    """Over updates, less that of fresh data with the same seed, and, of runs that were alone, over time.
 
-    Standard errors are those of fresh data: they are as large for the others, whose bands would hide it.
+    Seeds are thin, the mean of those that finished is thick. Standard errors are those of fresh data: they
+    are as large for the others, whose bands would hide it.
     """
     colors = _colors(runs)
-    banded = FRESH if FRESH in colors else next(iter(colors))
     alone = [run for run in runs if run["alone"]]
-    figure, panels = plt.subplots(
-        1,
-        2 if alone else 1,
-        figsize=(11 if alone else 7, 4),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    apart = [run | {"evaluations": points} for run in runs if (points := _less_fresh(run, runs))]
+    several = len({run["arm"] for run in apart}) > 1
+    banded = FRESH if FRESH in colors else next(iter(colors))
+    count = 1 + several + bool(alone)
+    figure, axes = plt.subplots(1, count, figsize=(2 + 5 * count, 4), squeeze=False, layout="constrained")
+    panels = iter(axes[0])
+    _draw_arms(next(panels), runs, colors, banded)
+    axes[0, 0].set(xlabel="updates", ylabel="held-out accuracy")
+    if several:
+        _draw_arms(axis := next(panels), apart, colors)
+        axis.axhline(0, color=colors[FRESH], linewidth=1.6)
+        axis.set(xlabel="updates", ylabel=f"accuracy less that of {FRESH}, same seed")
+    if alone:
+        axis = next(panels)
+        for run in alone:
+            x, y, error = _curve(run, "clock")
+            _line(axis, (x / 60, y, error), colors[run["arm"]], band=run["arm"] == banded)
+        axis.set(
+            xlabel="minutes of training with compiling, evaluations left out", ylabel="held-out accuracy"
+        )
+    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
+
+
+def _draw_arms(axis: Axes, runs: Sequence[Run], colors: dict[str, Any], banded: str | None = None) -> None:
     for arm, color in colors.items():
         same = [run for run in runs if run["arm"] == arm]
         if len(same) > 1:
             for x, y, _ in (_curve(run, "updates") for run in same):
-                panels[0, 0].plot(x, y, color=color, linewidth=0.7, alpha=0.4)
-        whole = [run for run in same if run["finished"]] or same
-        _line(panels[0, 0], _mean([_curve(run, "updates") for run in whole]), color, band=arm == banded)
-    panels[0, 0].set(xlabel="updates", ylabel="held-out accuracy")
-    for run in alone:
-        x, y, error = _curve(run, "clock")
-        _line(panels[0, 1], (x / 60, y, error), colors[run["arm"]], band=run["arm"] == banded)
-    if alone:
-        panels[0, 1].set(xlabel="minutes of training with compiling, evaluations left out")
-    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
+                axis.plot(x, y, color=color, linewidth=0.7, alpha=0.4)
+        if whole := [run for run in same if run["finished"]] or same:
+            _line(axis, _mean([_curve(run, "updates") for run in whole]), color, band=arm == banded)
+
+
+def _less_fresh(run: Run, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A run's evaluations less those of fresh data with its seed, where there are both."""
+    fresh = [other for other in runs if (other["arm"], other["seed"]) == (FRESH, run["seed"])]
+    there = {point["updates"]: point["accuracy"] for other in fresh for point in other["evaluations"]}
+    return [
+        point | {"accuracy": point["accuracy"] - there[point["updates"]]}
+        for point in run["evaluations"]
+        if run["arm"] != FRESH and point["updates"] in there
+    ]
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # places, accuracy, its standard error
