@@ -209,7 +209,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
     ("begin", "end", "folders"),
     [
         ("### What came out", "### Five times", ["."]),
-        ("### Five times", "### A pilot", ["rate-5e-6", "rate-5e-6-again"]),
+        ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
         ("At the quickstart's learning rate", "At four times that", ["laptop"]),
         ("At four times that", "## The staleness law", ["laptop-2e-4"]),
         ("## The staleness law", "## Times", ["."]),
