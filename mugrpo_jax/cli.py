@@ -102,7 +102,7 @@ def _add_train(commands: Any) -> None:
     _config_arguments(train)
     _out_argument(train)
     _host_arguments(train)
-    train.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    train.add_argument("--dry-run", action="store_true", help="print the plan, look at the data and stop")
 
 
 def _add_sft(commands: Any) -> None:
@@ -134,7 +134,7 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
     replay.add_argument("--out", type=Path, required=True, help="the new run's folder")
     _host_arguments(replay)
-    replay.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    replay.add_argument("--dry-run", action="store_true", help="print the plan, look at the data and stop")
 
 
 def _add_plan(commands: Any) -> None:
@@ -225,37 +225,16 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
     import jax
 
     from mugrpo_jax import stages
-    from mugrpo_jax.planning import check_memory, plan_run
+    from mugrpo_jax.planning import check_memory, describe_data, plan_run
 
     plan = plan_run(config)
     if jax.process_index() == 0:
-        print(plan, flush=True)
+        print(plan, *([describe_data(config)] if dry else []), sep="\n", flush=True)
     if dry:
-        print(_about_data(config))
         return
     if plan.problem is not None or jax.default_backend() != "cpu":  # a CPU's memory has no hard end
         check_memory(plan)
     stages.train(config, folder)
-
-
-def _about_data(config: "RunConfig") -> str:
-    """How many problems there are, and the first as the model sees it, before its chat template."""
-    from mugrpo_jax.tasks import PRESETS, load_task
-
-    if config.replay.run is not None:
-        return "data        what the other run generated"
-    name, options = config.task.name, config.task.options
-    published = name in PRESETS and not options.keys() & {"folder", "train", "test"}
-    if published or any(str(value).startswith("hub:") for value in options.values()):
-        return "data        on the Hub; a dry run does not fetch it"
-    task = load_task(name, **options)
-    counts = f"{len(task.train):,} problems to train on, {len(task.test):,} held out"
-    if not len(task.train):
-        return f"data        {counts}"
-    first = task.train[0]
-    messages = [{"content": first.prompt}] if isinstance(first.prompt, str) else first.prompt
-    prompt = textwrap.shorten(" / ".join(message["content"] for message in messages), 200)
-    return f"data        {counts}; the first: {prompt!r}, answer {first.answer!r}"
 
 
 def _sft(arguments: argparse.Namespace) -> None:
@@ -343,10 +322,9 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument(
         "--task",
         required=True,
-        nargs="+",
-        action="extend",
-        metavar="TASK",
-        help="generators, presets, or `dataset`; of several, the average is shown too",
+        type=lambda text: text.split(","),
+        metavar="TASK,TASK,...",
+        help="a generator, a preset, or `dataset`; of several, the average is shown too",
     )
     evaluate.add_argument(
         "--option",
@@ -363,8 +341,8 @@ def _add_eval(commands: Any) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="every scored response, JSON lines (of several tasks, with .TASK before the suffix); the "
-        "summary goes to FILE.summary.json",
+        help="every scored response, JSON lines, with the summary in FILE.summary.json; several tasks have a "
+        "file each, with .TASK before the suffix, and FILE.summary.json has their average",
     )
     _sampling_arguments(evaluate, max_tokens=512)
 
@@ -413,40 +391,52 @@ def _eval(arguments: argparse.Namespace) -> None:
 
     names, out = arguments.task, arguments.out
     if len(set(names)) < len(names):
-        raise ValueError(f"--task {' '.join(names)}: each task may be named once")
+        raise ValueError(f"--task {','.join(names)}: each task may be named once")
     options = _task_options(names, arguments.option)
     files = [out] if len(names) == 1 else [out.with_suffix(f".{name}{out.suffix}") for name in names]
     settings = ("samples", "max_tokens", "temperature", "top_p", "seed", "dtype", "slots", "step", "best")
-    results = benchmark(
-        arguments.model,
-        {file: load_task(name, **options[name]) for file, name in zip(files, names)},
-        reward=arguments.reward,
-        problems=arguments.problems,
-        **{name: getattr(arguments, name) for name in settings},
-    )
-    for file, result in zip(files, results):
+    wanted = {file: load_task(name, **options[name]) for file, name in zip(files, names)}
+    results = []
+    for file, result in zip(
+        files,
+        benchmark(
+            arguments.model,
+            wanted,
+            reward=arguments.reward,
+            problems=arguments.problems,
+            **{name: getattr(arguments, name) for name in settings},
+        ),
+    ):
         Path(f"{file}.summary.json").write_text(result.as_json() + "\n")
         progress.say_unscored(result.name, result.statuses, result.examples)
+        results.append(result)
     if len(results) > 1:
         Path(f"{out}.summary.json").write_text(evaluation.average_as_json(results) + "\n")
     print(evaluation.as_table(results))
 
 
 def _task_options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each task: options of all, and those with its name before them."""
+    """Of each task: the options of all, then those with its name before them."""
     import yaml
 
-    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    of_all: dict[str, Any] = {}
+    of_one: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"--option {pair}: expected key=value, such as difficulty=3")
-        task, dot, of_one = key.partition(".")
-        if dot and task not in options:
+        task, dot, rest = key.partition(".")
+        if dot and task not in of_one:
             raise ValueError(f"--option {pair}: no --task {task}; possible: {', '.join(names)}")
-        for name in [task] if dot else names:
-            options[name][of_one if dot else key] = yaml.safe_load(text)
-    return options
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"--option {pair}: {text!r} is not valid YAML") from None
+        if dot:
+            of_one[task][rest] = value
+        else:
+            of_all[key] = value
+    return {name: of_all | named for name, named in of_one.items()}
 
 
 def _add_export(commands: Any) -> None:

@@ -9,7 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class EvalResult:
     mean_length: float
     statuses: dict[str, int]
     per_problem: dict[str, list[float]]
-    examples: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, str]
 
     def as_json(self) -> str:
         """One JSON object, keys in order."""
@@ -318,12 +318,9 @@ def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
 
 
 def average_as_json(results: Sequence[EvalResult]) -> str:
-    """One JSON object: the metrics of each benchmark by its name, and their average."""
-    whole = {
-        "benchmarks": {result.name: _plain(result.metrics) for result in results},
-        "average": _plain(average_results(results)),
-    }
-    return json.dumps(whole, indent=2)
+    """One JSON object: the metrics of each benchmark, and their average."""
+    benchmarks = [{"name": result.name, "metrics": _plain(result.metrics)} for result in results]
+    return json.dumps({"benchmarks": benchmarks, "average": _plain(average_results(results))}, indent=2)
 
 
 def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:

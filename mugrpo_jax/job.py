@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import operator
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -194,8 +195,9 @@ class Job:
         mine = range(jax.process_index(), stage.shards, jax.process_count())
         missing = stage.missing_shards(mine)
         seconds: dict[str, float] = {}
+        examples: dict[str, str] = {}
         if any(distributed.gather("missing", bool(missing))):  # weights come from all hosts to any
-            seconds = self._responses.write_shards(state.params, stage, stage_index, missing)
+            seconds, examples = self._responses.write_shards(state.params, stage, stage_index, missing)
         self.stop.agree(any(distributed.gather("generated", self.stop.requested)))
         if self.stop.agreed:
             self.save(state, cursor)
@@ -203,10 +205,10 @@ class Job:
         seconds["generate"] = time.monotonic() - started
         seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
         manifest = stage.commit(seconds) if jax.process_index() == 0 else None
-        distributed.gather("manifest", None)
+        examples = _merged(distributed.gather("manifest", examples))
         if stage_index + 1 < self.config.stages.stop:
             self._responses.read_ahead(stage, stage_index + 1, mine)
-        return manifest or stage.manifest() or {}
+        return (manifest or stage.manifest() or {}) | {"examples": examples}
 
     def _record_stage(self, manifest: dict[str, Any], stage_index: int, cursor: Cursor) -> None:
         responses, tokens = manifest["responses"], manifest["response_tokens"]
@@ -238,7 +240,7 @@ class Job:
             f"stage {stage_index}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
             f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
         )
-        progress.say_unscored(f"stage {stage_index}", status, self._responses.examples)
+        progress.say_unscored(f"stage {stage_index}", status, manifest.get("examples", {}))
 
     # -- optimisation
 
@@ -382,7 +384,8 @@ class Job:
         progress.say(
             f"held-out accuracy after {cursor.updates} updates: {accuracy:.3f} ({len(scores)} problems)"
         )
-        progress.say_unscored(f"evaluation after {cursor.updates} updates", status, self._responses.examples)
+        examples = _merged(part["examples"] for part in parts)
+        progress.say_unscored(f"evaluation after {cursor.updates} updates", status, examples)
         self._in_flight.restart()
         return accuracy
 
@@ -394,6 +397,11 @@ class Job:
             return inside and every is not None and cursor.updates % every == 0
         ends = (self.config.stages.start, self.config.stages.stop)
         return every is None or cursor.stage in ends or cursor.updates % every == 0
+
+
+def _merged(examples: Iterable[dict[str, str]]) -> dict[str, str]:
+    """What hosts say of items that could not be scored, one of each status."""
+    return functools.reduce(operator.or_, examples, {})
 
 
 def _claim(folder: Path, config: RunConfig) -> RunFolder:

@@ -34,7 +34,9 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
             f"{name} × {count}{f' ({examples[name]})' if name in examples else ''}"
             for name, count in failed.items()
         )
-        say(f"{what}: {sum(failed.values())} answers could not be scored and count as 0: {counts}")
+        total = sum(failed.values())
+        answers = "1 answer" if total == 1 else f"{total} answers"
+        say(f"{what}: {answers} could not be scored, counted as 0: {counts}")
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0) -> Any:

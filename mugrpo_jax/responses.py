@@ -41,11 +41,6 @@ class Responses:
         """End the scorers."""
         self._resources.close()
 
-    @property
-    def examples(self) -> dict[str, str]:
-        """Of each status but `ok`, the first item that this host met, and what happened to it."""
-        return self._scorer.examples if "_scorer" in vars(self) else {}
-
     # What is built once, when it is first needed, and serves every stage.
 
     @functools.cached_property
@@ -76,10 +71,11 @@ class Responses:
 
     def write_shards(
         self, params: Any, stage: Stage, stage_index: int, shards: Sequence[int]
-    ) -> dict[str, float]:
-        """Sample, score and write some shards of a stage; how long its parts took.
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Sample, score and write some shards of a stage.
 
-        Asked to stop, it leaves the shards that are not complete.
+        Returns how long its parts took, and of each status but `ok` an item and what happened to it. Asked to
+        stop, it leaves the shards that are not complete.
         """
         group = self.config.batch.responses_per_prompt
         wanted = stage_index, _prompts(stage, shards)
@@ -97,7 +93,7 @@ class Responses:
                 if self.stop.requested:
                     break
             sampled = time.monotonic()
-            return {
+            seconds = {
                 "sample": sampled - started,
                 "compile": compile_clock().seconds - compiled,
                 "score_wait": collector.finish(wait=not self.stop.requested),
@@ -106,6 +102,7 @@ class Responses:
                 "occupancy": sampler.stats.occupancy,
                 "decode_steps": sampler.stats.steps,
             }
+        return seconds, self._scorer.take_examples()
 
     def read_ahead(self, stage: Stage, stage_index: int, shards: Sequence[int]) -> None:
         """Start to make the requests of the stage that comes next, a stage of the same size."""
@@ -154,7 +151,7 @@ class Responses:
     # -- held-out problems
 
     def held_out(self, params: Any, title: str) -> dict[str, Any] | None:
-        """Scores of this host's problems by index, and the counts of statuses; None if asked to stop."""
+        """Scores of this host's problems by index, statuses with examples; None if asked to stop."""
         problems, requests = self._held_out
         waiting = []
         with (
@@ -173,7 +170,7 @@ class Responses:
             score = future.result()
             scores[response.index][response.sample] = score.value
             status[score.status] += 1
-        return {"scores": scores, "status": status}
+        return {"scores": scores, "status": status, "examples": self._scorer.take_examples()}
 
 
 def _prompts(stage: Stage, shards: Sequence[int]) -> tuple[int, ...]:

@@ -96,8 +96,10 @@ def benchmark(
     problems: int | None = None,
     slots: int | None = None,
     **settings: Any,
-) -> list[evaluation.EvalResult]:
-    """Evaluate a model on the held-out problems of tasks; interrupted, the same call continues.
+) -> Iterator[evaluation.EvalResult]:
+    """Evaluate a model on the held-out problems of tasks, one result after the other.
+
+    Interrupted, the same call continues. What can be checked is checked before the first response.
 
     Args:
       name: what `load_model` takes, or the folder of a run.
@@ -115,24 +117,19 @@ def benchmark(
     elif step is not None or best:
         raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
     for task in tasks.values():
-        load_reward(reward or task.reward)  # what cannot be scored is known before the model is loaded
+        load_reward(reward or task.reward)
+        if not len(task.test):
+            raise ValueError(f"task {task.name}: no held-out problems to evaluate")
     dtype = jnp.dtype(chosen.dtype)
     model = load_model(name, dtype=dtype) if step is None else trained_model(Path(name), step, dtype=dtype)
-    results = []
+    origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     for out, task in tasks.items():
-        wanted, judge = list(task.test[:problems]), reward or task.reward
-        answers = hashlib.sha256("\n".join(f"{p.id} {p.answer}" for p in wanted).encode()).hexdigest()
-        origin = {
-            "model": str(name),
-            "step": step,
-            "task": task.name,
-            "reward": judge,
-            "answers_sha256": answers,
-        }
-        claim_output(out, origin | dataclasses.asdict(chosen))
+        claim_output(out, origin | _identity(task, reward, problems))
+    for out, task in tasks.items():
+        judge = reward or task.reward
         with make_scorer(judge) as scorer:
-            result = evaluation.evaluate(
-                wanted,
+            yield evaluation.evaluate(
+                task.test[:problems],
                 responder(model, chosen, slots=slots),
                 scorer,
                 samples=chosen.samples,
@@ -141,8 +138,16 @@ def benchmark(
                 name=task.name,
                 answer_of=ANSWERS.get(judge),
             )
-        results.append(result)
-    return results
+
+
+def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str, str]:
+    """What a file of results is about."""
+    answers = "\n".join(f"{problem.id} {problem.answer}" for problem in task.test[:problems])
+    return {
+        "task": task.name,
+        "reward": reward or task.reward,
+        "answers_sha256": hashlib.sha256(answers.encode()).hexdigest(),
+    }
 
 
 def responder(model: LoadedModel, settings: Settings, *, slots: int | None = None) -> evaluation.Generate:

@@ -62,7 +62,10 @@ def main() -> int:
 
         draw(arguments.results, list(ARMS), level=arguments.level)
         return 0
-    return _train(arguments, overrides)
+    try:
+        return _train(arguments, overrides)
+    except configs.ConfigError as error:
+        sys.exit(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:

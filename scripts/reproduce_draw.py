@@ -65,8 +65,8 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
     """The lines that `draw` prints."""
     if runs:
         for table in (_comparison_table, _distance_table, _worst_table, _time_table):
-            yield from table(runs)
-            yield ""
+            if lines := list(table(runs)):
+                yield from [*lines, ""]
     if grid:
         yield from _law_table(grid)
         yield ""
@@ -106,24 +106,19 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
-    """How far each run is from fresh data on average: less noise than at the end alone."""
-    fresh = {run["seed"]: run for run in reversed(runs) if run["arm"] == FRESH}
-    if not fresh or len(runs) == len(fresh):
+    """How far each run is from fresh data with its seed on average: less noise than at the end alone."""
+    if not any(_less_fresh(run, runs) for run in runs):
         return
     means = "mean of all evaluations but the first | of the last five"
     yield f"| arm | seed | distance to `{FRESH}`: {means} | ahead |"
     yield f"|{'---|' * 5}"
     of_arm: dict[str, list[Sequence[float]]] = {}
     for run in runs:
-        other = fresh.get(run["seed"], next(iter(fresh.values())))
-        if run is not other:
-            there = {point["updates"]: point["accuracy"] for point in other["evaluations"][1:]}
-            apart = [p["accuracy"] - there[p["updates"]] for p in run["evaluations"] if p["updates"] in there]
-            if apart:
-                of_arm.setdefault(run["arm"], []).append(apart)
-                newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
-                ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
-                yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
+        if apart := [point["accuracy"] for point in _less_fresh(run, runs) if point["updates"]]:
+            of_arm.setdefault(run["arm"], []).append(apart)
+            newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
+            ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
+            yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
     for arm, seeds in of_arm.items():
         if len(seeds) > 1:
             newest = _over_seeds([a[-5:] for a in seeds]) if min(map(len, seeds)) > 5 else "–"
@@ -221,8 +216,8 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     count = 1 + several + bool(alone)
     figure, axes = plt.subplots(1, count, figsize=(2 + 5 * count, 4), squeeze=False, layout="constrained")
     panels = iter(axes[0])
-    _draw_arms(next(panels), runs, colors, banded)
-    axes[0, 0].set(xlabel="updates", ylabel="held-out accuracy")
+    _draw_arms(axis := next(panels), runs, colors, banded)
+    axis.set(xlabel="updates", ylabel="held-out accuracy")
     if several:
         _draw_arms(axis := next(panels), apart, colors)
         axis.axhline(0, color=colors[FRESH], linewidth=1.6)
@@ -286,7 +281,9 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     """One seed of each arm, since all would hide one another: that of most arms, or an arm's first."""
     colors = _colors(runs)
     seeds = collections.Counter(run["seed"] for run in runs)
-    runs = list({run["arm"]: run for run in sorted(runs, key=lambda run: seeds[run["seed"]])}.values())
+    runs = list(
+        {run["arm"]: run for run in sorted(runs, key=lambda run: (seeds[run["seed"]], -run["seed"]))}.values()
+    )
     figure, panels = plt.subplots(2, 4, figsize=(17, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
         for run in runs:
@@ -382,7 +379,7 @@ def _between(interval: tuple[float, float]) -> str:
     if math.isinf(high):
         return f"not reached at {low:.2g}"
     if low == high:
-        return "one run"
+        return "no range"
     return f"below {high:.2g}" if low == 0 else f"between {low:.2g} and {high:.2g}"
 
 

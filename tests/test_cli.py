@@ -157,10 +157,9 @@ def test_each_help_has_an_example(name, capsys):
 def test_a_run_notes_the_commit_of_its_source_tree(run, tmp_path, monkeypatch):
     noted = json.loads((run / "environment.json").read_text())
     assert noted["jax"] == jax.__version__
-    head = subprocess.run(
-        ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"], capture_output=True, text=True
-    )
-    if head.returncode == 0:
+    root = Path(__file__).parents[1]
+    if shutil.which("git") and (root / ".git").exists():
+        head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
         assert head.stdout.startswith(noted["commit"].removesuffix("-dirty"))
     monkeypatch.setattr(environments, "__file__", str(tmp_path / "site-packages" / "environment.py"))
     assert "commit" not in environments.environment()  # installed, there is none
@@ -184,6 +183,31 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
     assert "; the first: '" in about_data and about_data.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gsm8k", {}, "on the Hub; a dry run does not fetch it"),
+        (
+            "dataset",
+            {"train": "hub:a/b:train", "test": "hub:a/b:test"},
+            "on the Hub; a dry run does not fetch",
+        ),
+        (
+            "dataset",
+            {"train": "hub:a/b:train", "test": "FILE"},
+            "0 problems to train on, 2 held out; the rest is",
+        ),
+        ("dataset", {"train": "FILE"}, "2 problems to train on, 0 held out; the first: '1+2=', answer '3'"),
+    ],
+)
+def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
+    options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
+    config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
+    assert planning.describe_data(config).startswith(f"data        {message}")
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):
@@ -312,8 +336,9 @@ def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refus
     (tmp_path / "mine.jsonl").write_text(
         '{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}'
     )
-    tasks = ["--task", "arithmetic", "dataset", "--option", f"dataset.test={tmp_path / 'mine.jsonl'}"]
-    few = ["--option", "arithmetic.train=10", "--option", "arithmetic.test=8", "--problems", 4, "--slots", 8]
+    files = [tmp_path / "mine.jsonl", tmp_path / "none.jsonl"]
+    tasks = ["--task", "arithmetic,dataset", "--option", "arithmetic.test=8", "--option", f"test={files[0]}"]
+    few = ["--option", "arithmetic.train=10", "--problems", 4, "--slots", 8]
     how = [*tasks, *few, "--reward", "cli_rewards:even", "--max-tokens", 8, "--out", tmp_path / "e.jsonl"]
     code, shown, _ = command("eval", run, *how)
     assert code == 0 and [line.split()[0] for line in shown.splitlines()[-4:]] == [
@@ -331,16 +356,33 @@ def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refus
         assert summary["metrics"]["avg@1"]["mean"] == pytest.approx(means[-1])
     whole = json.loads((tmp_path / "e.jsonl.summary.json").read_text())
     assert whole["average"]["avg@1"]["mean"] == pytest.approx(np.mean(means))
-    assert whole["benchmarks"]["dataset"]["avg@1"]["mean"] == pytest.approx(means[1])
-    assert "each task may be named once" in refused("eval", run, "--task", "arithmetic", *how)
-    assert "no --task amc23; possible: arithmetic" in refused("eval", run, *how, "--option", "amc23.folder=x")
+    assert [b["name"] for b in whole["benchmarks"]] == ["arithmetic", "dataset"]
+    assert whole["benchmarks"][1]["metrics"]["avg@1"]["mean"] == pytest.approx(means[1])
+    assert "each task may be named once" in refused("eval", run, *how, "--task", "dataset,dataset")
+    for option, message in (
+        ("amc23.folder=x", "no --task amc23; possible: arithmetic, dataset"),
+        ("dataset.columns={a", "'{a' is not valid YAML"),
+        (f"dataset.test={files[1]}", f"{files[1]}: no such file"),
+    ):
+        assert message in refused("eval", run, *how, "--option", option)
+
+
+def test_eval_checks_all_tasks_before_the_first_response(run, tmp_path, refused):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "3"}')
+    how = ["--task", "arithmetic,dataset", "--reward", "cli_rewards:even", "--max-tokens", 8]
+    mine, out = ["--option", f"dataset.train={tmp_path / 'mine.jsonl'}"], ["--out", tmp_path / "e.jsonl"]
+    assert "task dataset: no held-out problems to evaluate" in refused("eval", run, *how, *mine, *out)
+    (tmp_path / "e.dataset.jsonl").write_text("{}\n")
+    mine = ["--option", f"dataset.test={tmp_path / 'mine.jsonl'}"]
+    assert "e.dataset.jsonl: exists, but not" in refused("eval", run, *how, *mine, *out)
+    assert not (tmp_path / "e.arithmetic.jsonl").read_text()
 
 
 def test_eval_names_an_answer_that_cannot_be_read(run, tmp_path, command):
     (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "\\\\frac{"}')
     task = ["--task", "dataset", "--option", f"test={tmp_path / 'mine.jsonl'}", "--reward", "math"]
     code, shown, _ = command("eval", run, *task, "--max-tokens", 8, "--out", tmp_path / "eval.jsonl")
-    assert code == 0 and "1 answers could not be scored and count as 0: error × 1 (" in shown
+    assert code == 0 and "dataset: 1 answer could not be scored, counted as 0: error × 1 (" in shown
     assert "answer '\\\\frac{' cannot be read as mathematics)" in shown
 
 
@@ -427,6 +469,8 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
     config, out = place / "tiny.yaml", ["--out", tmp_path / "new"]
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
+    held_out = tmp_path / "test.jsonl"
+    held_out.write_text('{"question": "1+1=", "answer": "2"}\n')
     for overrides, message in (
         (["batch.stage=2"], "did you mean batch.stages?"),
         (["batch.stages=x"], "batch.stages must be an integer, got 'x'"),
@@ -438,6 +482,8 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["task.options.dificulty=1"], "task 'arithmetic' has no option 'dificulty'"),
         (["task.name=dataset", f"task.options={{train: {data}}}"], f"{data}:2: not JSON"),
         (["task.name=dataset", "task.options={train: no.jsonl}"], "no.jsonl: no such file"),
+        (["task.name=dataset", f"task.options={{test: {held_out}}}"], "task dataset: no training problems"),
+        (["task.name=gsm8k", "task.options={foldr: x}"], "task 'gsm8k' has no option 'foldr'"),
         (["mesh.fsdp=3"], "mesh: data=1 × fsdp=3 × tensor=1 does not multiply to the 8 devices"),
     ):
         for dry in ([], ["--dry-run"]):
@@ -473,19 +519,19 @@ def test_a_reward_that_fails_is_counted_and_the_run_goes_on(
     place, tmp_path, command, reward, scorers, status
 ):
     settings = [f"task.reward=cli_rewards:{reward}", f"task.scorers={scorers}", "task.deadline=0.5"]
-    code, _, _ = command(
-        "train",
-        place / "tiny.yaml",
-        "--out",
-        tmp_path / "run",
-        *settings,
-        "batch.stages=1",
-        "evaluation.problems=2",
-    )
+    less = ["batch.stages=1", "evaluation.problems=2"]
+    code, shown, _ = command("train", place / "tiny.yaml", "--out", tmp_path / "run", *settings, *less)
     assert code == 0
     (stage,) = journal(tmp_path / "run", "stage")
     assert stage["status"][status] > 0 and sum(stage["status"].values()) == 32
     assert f"{status} × {stage['status'][status]}" in command("rollouts", tmp_path / "run")[1]
+    why = {"raises": "RuntimeError: no idea", "nan": "returned nan", "hangs": "no verdict within 0.5 s"}
+    told = [line for line in shown.splitlines() if line.startswith("stage 0: ") and "not be scored" in line]
+    assert len(told) == 1 and f"× {stage['status'][status]} (problem arithmetic-train-" in told[0]
+    assert why[reward] in told[0]
+    if reward == "raises":
+        assert "evaluation after 0 updates: 2 answers could not be scored" in shown
+        assert "error × 2 (problem arithmetic-test-" in shown
     assert len(journal(tmp_path / "run", "update")) == 2
     counts = [record["status"] for record in journal(tmp_path / "run", "evaluation")]
     assert all(sum(count.values()) == 2 for count in counts) and (reward == "hangs" or counts[0][status] == 2)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,14 @@ def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
 
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
     runs, out = tmp_path / "runs", tmp_path / "out"
-    for name, seed in (("mu_grpo", 0), ("mu_grpo", 1), ("grpo-mu4", 0)):
+    for name, seed in (
+        ("mu_grpo", 0),
+        ("mu_grpo", 1),
+        ("grpo-mu4", 0),
+        ("grpo-mu4", 1),
+        ("m2po", 0),
+        ("p3o", 2),
+    ):
         folder = write_run(runs / f"{name}-seed{seed}", mu=32, seed=seed, overrides=[f"seed={seed}"])
         (folder / "done").touch()
     (runs / "mu_grpo-seed1" / "shared_gpu").touch()
@@ -241,7 +249,7 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
         if name in {"grpo", *reproduce.ARMS}:
             there = printed.get((name, cells[0])) or printed[name]
             for number in NUMBER.findall(" ".join(cells)):
-                wrong = 0.5001 * 10.0 ** -len(number.partition(".")[2])
+                wrong = 0.5001 * 10.0 ** Decimal(number).as_tuple().exponent
                 close = [value for value in there if abs(float(value) - float(number)) <= wrong]
                 assert close, f"{name}: {number} in {cells}"
                 checked += 1

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,12 @@ def load_task(name: str, **options: Any) -> Task:
     Traceback (most recent call last):
     ValueError: task is 'arithmetics'; possible: arithmetic, word_problems, countdown, dataset, gsm8k, ...
     """
+    return task_maker(name, options)(**options)
+
+
+def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
+    """What makes a task by name, if it has these options: `load_task` without reading anything."""
+    make: Callable[..., Task]
     if name in GENERATORS:
         make = GENERATORS[name]
     elif name == "dataset":
@@ -44,7 +50,7 @@ def load_task(name: str, **options: Any) -> Task:
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}; possible: {', '.join(known)}")
-    return make(**options)
+    return make
 
 
 __all__ = [
@@ -81,5 +87,6 @@ __all__ = [
     "math_reward",
     "preset_task",
     "same_answer",
+    "task_maker",
     "word_problems",
 ]

@@ -55,7 +55,7 @@ class Scorer(ABC):
     Attributes:
       counts: how many items ended with each of `STATUSES` so far.
       failed: the value of an item without a reward.
-      examples: of each status but `ok`, the first item and what happened to it.
+      examples: of each status but `ok`, an item and what happened to it, until `take_examples`.
     """
 
     def __init__(self, failed: float):
@@ -75,6 +75,12 @@ class Scorer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what the scorer holds; what is still waiting is dropped."""
+
+    def take_examples(self) -> dict[str, str]:
+        """The examples since the last time."""
+        with self._counting:
+            taken, self.examples = self.examples, {}
+        return taken
 
     def _count(self, score: Score, problem: Problem) -> Score:
         with self._counting:
@@ -96,6 +102,7 @@ def failure(problem: str, detail: str) -> str:
     >>> failure("17", "no verdict within 5 s")
     'problem 17: no verdict within 5 s'
     """
+    detail = " ".join(detail.split())
     return detail if f"problem {problem}:" in detail else f"problem {problem}: {detail}"
 
 
