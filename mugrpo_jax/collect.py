@@ -9,6 +9,7 @@ from types import TracebackType
 from mugrpo_jax.rollouts import Group, Rollout, Stage
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
+from mugrpo_jax.tasks.scoring import failure
 
 _Scored = tuple[Response, "Future[Score]"]
 
@@ -22,12 +23,14 @@ class ShardCollector:
       reward: sum of the rewards committed so far.
       scored: how many they are.
       write_seconds: spent on putting shards on disk.
+      examples: of each status but `ok`, a response's problem and what happened.
     """
 
     def __init__(self, stage: Stage, problems: Mapping[int, Problem], group: int) -> None:
         """Collect for `stage`; `problems` by prompt index, `group` responses to each prompt."""
         self.stage, self.problems, self.group = stage, problems, group
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
+        self.examples: dict[str, str] = {}
         self._filling: dict[int, list[_Scored]] = collections.defaultdict(list)
         self._unscored: dict[int, list[Future[Score]]] = {}  # of full shards; the first may be done already
         self._writer = ThreadPoolExecutor(1, "shards")
@@ -85,12 +88,14 @@ class ShardCollector:
         self.write_seconds += time.monotonic() - started
 
     def _group(self, index: int, responses: list[_Scored]) -> Group:
-        rollouts = []
+        rollouts, problem = [], self.problems[index].id
         for response, future in responses:
             score = future.result()
             self.reward += score.value
+            if score.status != "ok":
+                self.examples.setdefault(score.status, failure(problem, score.detail))
             rollouts.append(
                 Rollout(response.tokens, response.logprobs, score.value, response.finish_reason, score.status)
             )
         self.scored += len(rollouts)
-        return Group(index, self.problems[index].id, responses[0][0].prompt_tokens, tuple(rollouts))
+        return Group(index, problem, responses[0][0].prompt_tokens, tuple(rollouts))

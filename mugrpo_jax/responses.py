@@ -20,7 +20,7 @@ from mugrpo_jax.rollouts import Stage
 from mugrpo_jax.run import StopRequest
 from mugrpo_jax.sampling import Request, read_ahead, request_seeds
 from mugrpo_jax.tasks import Problem, Task
-from mugrpo_jax.tasks.scoring import Scorer, make_scorer
+from mugrpo_jax.tasks.scoring import Scorer, failure, make_scorer
 
 _EVALUATION = 1 << 20  # in the place of a stage's number, for the seeds of held-out problems
 
@@ -102,7 +102,7 @@ class Responses:
                 "occupancy": sampler.stats.occupancy,
                 "decode_steps": sampler.stats.steps,
             }
-        return seconds, self._scorer.take_examples()
+            return seconds, collector.examples
 
     def read_ahead(self, stage: Stage, stage_index: int, shards: Sequence[int]) -> None:
         """Start to make the requests of the stage that comes next, a stage of the same size."""
@@ -166,11 +166,14 @@ class Responses:
                     return None
         scores = {request.index: [0.0] * len(request.seeds) for request in requests}
         status: Counter[str] = Counter()
+        examples: dict[str, str] = {}
         for response, future in waiting:
             score = future.result()
             scores[response.index][response.sample] = score.value
             status[score.status] += 1
-        return {"scores": scores, "status": status, "examples": self._scorer.take_examples()}
+            if score.status != "ok":
+                examples.setdefault(score.status, failure(problems[response.index].id, score.detail))
+        return {"scores": scores, "status": status, "examples": examples}
 
 
 def _prompts(stage: Stage, shards: Sequence[int]) -> tuple[int, ...]:

@@ -55,12 +55,10 @@ class Scorer(ABC):
     Attributes:
       counts: how many items ended with each of `STATUSES` so far.
       failed: the value of an item without a reward.
-      examples: of each status but `ok`, an item and what happened to it, until `take_examples`.
     """
 
     def __init__(self, failed: float):
         self.failed = failed
-        self.examples: dict[str, str] = {}
         self.counts: Counter[str] = Counter(dict.fromkeys(STATUSES, 0))
         self._counting = threading.Lock()
 
@@ -76,17 +74,9 @@ class Scorer(ABC):
     def close(self) -> None:
         """Release what the scorer holds; what is still waiting is dropped."""
 
-    def take_examples(self) -> dict[str, str]:
-        """The examples since the last time."""
-        with self._counting:
-            taken, self.examples = self.examples, {}
-        return taken
-
-    def _count(self, score: Score, problem: Problem) -> Score:
+    def _count(self, score: Score) -> Score:
         with self._counting:
             self.counts[score.status] += 1
-            if score.status != "ok":
-                self.examples.setdefault(score.status, failure(problem.id, score.detail))
         return score if score.status == "ok" else replace(score, value=self.failed)
 
     def __enter__(self) -> Self:
@@ -163,7 +153,7 @@ class InlineScorer(Scorer):
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Score now; the future is done."""
-        return _done(self._count(judge(self._reward, text, problem), problem))
+        return _done(self._count(judge(self._reward, text, problem)))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -203,7 +193,7 @@ class ScoringPool(Scorer):
         settled = None if self._settled is None else self._settled(text, problem)
         if settled is None:
             return self._threads.submit(self._score, text, problem)
-        return _done(self._count(Score(settled), problem))
+        return _done(self._count(Score(settled)))
 
     def close(self) -> None:
         """Drop what waits and end the workers."""
@@ -217,7 +207,7 @@ class ScoringPool(Scorer):
     def _score(self, text: str, problem: Problem) -> Score:
         worker = self._idle.get()
         try:
-            return self._count(worker.score(text, problem), problem)
+            return self._count(worker.score(text, problem))
         finally:
             self._idle.put(worker)
 
