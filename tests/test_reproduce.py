@@ -16,6 +16,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "report")]
 reproduce = importlib.import_module("reproduce")
 reproduce_collect = importlib.import_module("reproduce_collect")
 reproduce_queue = importlib.import_module("reproduce_queue")
+reproduce_tables = importlib.import_module("reproduce_tables")
 write_run = importlib.import_module("synthetic").write_run
 Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
 
@@ -228,8 +229,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 )
 def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
     """Each number of a table is one that `draw` prints for that arm (or line of the grid), maybe rounded."""
-    pytest.importorskip("matplotlib")
-    from reproduce_draw import read, tables
+    read, tables = reproduce_tables.read, reproduce_tables.tables
 
     def rows(lines):
         cells = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
@@ -257,9 +257,7 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
 
 
 def test_the_quickest_stage_is_found_by_the_clock():
-    pytest.importorskip("matplotlib")
-    from reproduce_draw import _quickest
-
+    _quickest = reproduce_tables._quickest
     lines = [{"updates": 32 * i, "clock": clock} for i, clock in enumerate((10, 11, 20, 21, 22), start=1)]
     assert _quickest({"bins": lines, "batch": {"updates_per_stage": 64}}) == 1e3 * (21 - 11) / 64
     assert _quickest({"bins": lines, "batch": {"updates_per_stage": 4}}) == 1e3 * 1 / 32

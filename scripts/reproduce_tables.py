@@ -1,0 +1,251 @@
+"""The tables of the reproduction, as Markdown, from the files that `reproduce_collect` wrote."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo_jax import objectives
+from mugrpo_jax.report import law
+
+Run = dict[str, Any]
+FRESH = "grpo-mu4"  # the arm that all others are held against
+
+
+def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], list[Run]]:
+    """Runs of the comparison, and those of the grid that were finished."""
+    runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
+    grid = results / "law.jsonl"
+    return (
+        sorted(runs, key=lambda run: (arms.index(run["arm"]), run["seed"])),
+        _load_law(grid, level) if grid.exists() else [],
+    )
+
+
+def _load(path: Path) -> Run:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    parts = {"evaluations": "evaluation", "bins": "updates"}
+    found = {name: [line for line in lines if line["kind"] == kind] for name, kind in parts.items()}
+    return lines[0] | {"arm": lines[0]["run"].rsplit("-seed", 1)[0]} | found
+
+
+def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[str]:
+    """The lines that `draw` prints."""
+    if runs:
+        for table in (_comparison_table, _distance_table, _worst_table, _time_table):
+            if lines := list(table(runs)):
+                yield from [*lines, ""]
+    if grid:
+        yield from _law_table(grid)
+        yield ""
+        yield from _law_constants(grid, level)
+
+
+# -- the comparison
+
+
+def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
+    """Accuracy of all runs, times of those that had the GPU to themselves."""
+    yield "| arm | seed | updates | start | end | best | generate | update | switch | compile | in all |"
+    yield f"|{'---|' * 11}"
+    for run in runs:
+        accuracy = [_number(run[f"{when}_accuracy"], ".3f") for when in ("first", "last", "best")]
+        spent = run["seconds"]
+        parts = (
+            spent.get("sample", 0) + spent.get("score_wait", 0),
+            *(spent.get(name, 0) for name in ("update", "switch", "compile", "training")),
+        )
+        times = [f"{part:.0f} s" if run["alone"] and "update" in spent else "–" for part in parts]
+        done = f"{run['updates']}{'' if run['finished'] else ' so far'}"
+        yield _row(run["arm"], run["seed"], done, *accuracy, *times)
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        same = [run for run in runs if run["arm"] == arm and run["finished"]]
+        if len(same) > 1:
+            ends = [np.mean([run[f"{when}_accuracy"] for run in same]) for when in ("first", "last", "best")]
+            shown = [f"{end:.3f}" for end in ends]
+            yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 5)
+
+
+def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
+    """How far each run is from fresh data with its seed on average: less noise than at the end alone."""
+    if not any(less_fresh(run, runs) for run in runs):
+        return
+    means = "mean of all evaluations but the first | of the last five"
+    yield f"| arm | seed | distance to `{FRESH}`: {means} | ahead |"
+    yield f"|{'---|' * 5}"
+    of_arm: dict[str, list[Sequence[float]]] = {}
+    for run in runs:
+        if apart := [point["accuracy"] for point in less_fresh(run, runs) if point["updates"]]:
+            of_arm.setdefault(run["arm"], []).append(apart)
+            newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
+            ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
+            yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
+    for arm, seeds in of_arm.items():
+        if len(seeds) > 1:
+            newest = _over_seeds([a[-5:] for a in seeds]) if min(map(len, seeds)) > 5 else "–"
+            yield _row(arm, f"mean of {len(seeds)}", _over_seeds(seeds), newest, "–")
+
+
+def less_fresh(run: Run, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A run's evaluations less those of fresh data with its seed, where there are both."""
+    fresh = [other for other in runs if (other["arm"], other["seed"]) == (FRESH, run["seed"])]
+    there = {point["updates"]: point["accuracy"] for other in fresh for point in other["evaluations"]}
+    return [
+        point | {"accuracy": point["accuracy"] - there[point["updates"]]}
+        for point in run["evaluations"]
+        if run["arm"] != FRESH and point["updates"] in there
+    ]
+
+
+def _over_seeds(distances: Iterable[Sequence[float]]) -> str:
+    means = [np.mean(apart) for apart in distances]
+    return f"{np.mean(means):+.4f} ± {np.std(means, ddof=1) / math.sqrt(len(means)):.4f}"
+
+
+def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
+    """How bad it got: a run that recovers does not show it at its end."""
+    shares = "most wrong responses with an abandoned token | up to | mean ESS"
+    yield f"| arm | seed | lowest accuracy | after | {shares} |"
+    yield f"|{'---|' * 7}"
+    for run in runs:
+        low = min(run["evaluations"][1:] or run["evaluations"], key=lambda point: point["accuracy"])
+        name = "triggered/negative_responses"
+        most = max(run["bins"], key=lambda point: point.get(name, 0.0))
+        accuracy, share = f"{low['accuracy']:.3f}", f"{100 * most.get(name, 0.0):.1f} %"
+        sizes = [point["ess/tokens"] for point in run["bins"] if "ess/tokens" in point]
+        ess = f"{np.mean(sizes):.3f}" if sizes else "–"
+        yield _row(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"], ess)
+
+
+def _time_table(runs: Sequence[Run]) -> Iterable[str]:
+    """What an update costs with its share of everything, and how fresh data compares.
+
+    Parts have compiling left out. The quickest stage is by the clock, which includes it: in a long enough
+    run there is a stage in which nothing is compiled.
+    """
+    whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
+    alone = [run for run in whole_stages if run["alone"] and run["updates"]]
+    fresh = next((run for run in alone if run["arm"] == FRESH), None)
+    if fresh is None or len(alone) < 2:
+        return
+    parts = "generate | update | switch | in all, an update"
+    yield f"| arm | seed | µ | updates | {parts} | `{FRESH}` takes | quickest stage | `{FRESH}` takes |"
+    yield f"|{'---|' * 11}"
+    for run in alone:
+        spent, other = _milliseconds(run), _milliseconds(fresh)
+        quickest = _quickest(run)
+        shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
+        times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
+        by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
+        mu = run["batch"]["updates_per_stage"]
+        yield _row(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
+
+
+def _milliseconds(run: Run) -> tuple[float, ...]:
+    """Of an update: generation with scoring, the update itself, switching, and their sum.
+
+    Nothing where the file does not tell the parts.
+    """
+    spent = {name: 1e3 * seconds / run["updates"] for name, seconds in run["seconds"].items()}
+    if "update" not in spent:
+        return ()
+    parts = spent.get("sample", 0) + spent.get("score_wait", 0), spent["update"], spent.get("switch", 0)
+    return *parts, sum(parts)
+
+
+def _quickest(run: Run) -> float:
+    """Milliseconds an update of the quickest stage, or line of the file where that has more updates."""
+    clock = {0: 0.0} | {point["updates"]: point["clock"] for point in run["bins"]}
+    line = min(point for point in clock if point)
+    stage = max(run["batch"]["updates_per_stage"], line)
+    ends = [end for end in clock if end and end % stage == 0]
+    return min(1e3 * (clock[end] - clock[end - stage]) / stage for end in ends)
+
+
+# -- the law
+
+
+def _load_law(path: Path, level: float) -> list[Run]:
+    """Finished runs of the grid; what counts as a collapse is decided here, from their evaluations."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        seen = row["evaluations"]
+        collapse = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
+        if collapse != row["collapse"]:  # another level than that of the file
+            way = None if collapse is None else float(np.interp(collapse, seen["updates"], seen["way"]))
+            row |= {"collapse": collapse, "critical_drift": way}
+    return [row for row in rows if row["finished"]]
+
+
+def _law_table(rows: Sequence[Run]) -> Iterable[str]:
+    accuracy_and_after = "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | cosine"
+    yield f"| objective | µ | η | S·η | {accuracy_and_after} |"
+    yield f"|{'---|' * 14}"
+    for row in rows:
+        collapse, rate = row["collapse"], row["learning_rate"]
+        accuracy = [_number(row[f"accuracy_{when}"], ".3f") for when in ("start", "end", "best")]
+        mean = _number(np.mean(row["evaluations"]["accuracy"][1:]), ".3f")
+        gone = None if collapse is None else collapse * rate
+        yield _row(
+            *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
+            *(
+                "–" if collapse is None else collapse,
+                _number(gone, ".1e"),
+                _number(row["update_size"], ".0f"),
+            ),
+            *(_number(row[name], ".3g") for name in ("batch_drift", "critical_drift")),
+            _number(row["cosine"], ".2f"),
+        )
+
+
+def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
+    yield f"Collapsed: held-out accuracy ended below {level:g} times the best before it."
+    for name, fit in fits(rows).items():
+        same = [row for row in rows if row["objective"] == name]
+        measured = [row["batch_drift"] / row["update_size"] for row in same if row["batch_drift"]]
+        median = f" at R_batch / G = {np.median(measured):.2g} (median)" if measured else ""
+        yield (
+            f"{name}: S·η up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), T·η up to "
+            f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}), by {len(same)} runs of which "
+            f"{sum(row['collapse'] is not None for row in same)} collapsed; {fit.misplaced} lie on the wrong "
+            f"side of that S·η, {fit.misplaced_by_rate} on that of the best split by η alone; a stage came "
+            f"into trouble in {len(measured)}{median}."
+        )
+    reported = law.REPORTED
+    yield f"Reported for unprotected GRPO: S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}."
+
+
+def fits(rows: Sequence[Run]) -> dict[str, objectives.StalenessFit]:
+    """The constants of each objective of which there are runs that differ in µ or η."""
+    found = {}
+    for name in dict.fromkeys(row["objective"] for row in rows):
+        same = [row for row in rows if row["objective"] == name]
+        if len({(row["mu"], row["learning_rate"]) for row in same}) > 1:
+            found[name] = objectives.fit_staleness(
+                objectives.FinishedRun(row["mu"], row["learning_rate"], row["updates"], row["collapse"])
+                for row in same
+            )
+    return found
+
+
+def _between(interval: tuple[float, float]) -> str:
+    low, high = interval
+    if math.isinf(high):
+        return f"not reached at {low:.2g}"
+    if low == high:
+        return "no range"
+    return f"below {high:.2g}" if low == 0 else f"between {low:.2g} and {high:.2g}"
+
+
+# -- cells
+
+
+def _row(*cells: Any) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}"
