@@ -229,7 +229,9 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
 
     plan = plan_run(config)
     if jax.process_index() == 0:
-        print(plan, *([describe_data(config)] if dry else []), sep="\n", flush=True)
+        print(plan, flush=True)
+        if dry:
+            print(describe_data(config))
     if dry:
         return
     if plan.problem is not None or jax.default_backend() != "cpu":  # a CPU's memory has no hard end
@@ -386,57 +388,19 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 def _eval(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import evaluation, progress
-    from mugrpo_jax.tasks import load_task
-    from mugrpo_jax.trained import benchmark
+    from mugrpo_jax.benchmarks import benchmark, named_tasks
 
-    names, out = arguments.task, arguments.out
-    if len(set(names)) < len(names):
-        raise ValueError(f"--task {','.join(names)}: each task may be named once")
-    options = _task_options(names, arguments.option)
-    files = [out] if len(names) == 1 else [out.with_suffix(f".{name}{out.suffix}") for name in names]
-    settings = ("samples", "max_tokens", "temperature", "top_p", "seed", "dtype", "slots", "step", "best")
-    wanted = {file: load_task(name, **options[name]) for file, name in zip(files, names)}
+    names = ("reward", "problems", "samples", "max_tokens", "temperature", "top_p", "seed", "dtype")
+    settings = {name: getattr(arguments, name) for name in (*names, "slots", "step", "best")}
+    tasks = named_tasks(arguments.task, arguments.option, arguments.out)
     results = []
-    for file, result in zip(
-        files,
-        benchmark(
-            arguments.model,
-            wanted,
-            reward=arguments.reward,
-            problems=arguments.problems,
-            **{name: getattr(arguments, name) for name in settings},
-        ),
-    ):
+    for file, result in zip(tasks, benchmark(arguments.model, tasks, **settings)):
         Path(f"{file}.summary.json").write_text(result.as_json() + "\n")
         progress.say_unscored(result.name, result.statuses, result.examples)
         results.append(result)
     if len(results) > 1:
-        Path(f"{out}.summary.json").write_text(evaluation.average_as_json(results) + "\n")
+        Path(f"{arguments.out}.summary.json").write_text(evaluation.average_as_json(results) + "\n")
     print(evaluation.as_table(results))
-
-
-def _task_options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each task: the options of all, then those with its name before them."""
-    import yaml
-
-    of_all: dict[str, Any] = {}
-    of_one: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--option {pair}: expected key=value, such as difficulty=3")
-        task, dot, rest = key.partition(".")
-        if dot and task not in of_one:
-            raise ValueError(f"--option {pair}: no --task {task}; possible: {', '.join(names)}")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ValueError(f"--option {pair}: {text!r} is not valid YAML") from None
-        if dot:
-            of_one[task][rest] = value
-        else:
-            of_all[key] = value
-    return {name: of_all | named for name, named in of_one.items()}
 
 
 def _add_export(commands: Any) -> None:

@@ -50,12 +50,7 @@ class Policy:
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Tokens of a problem's prompt; one that is too long is refused by its id."""
-        prompt = problem.prompt
-        tokens = (
-            self.tokenizer.encode(prompt, start=True)
-            if isinstance(prompt, str)
-            else self.tokenizer.chat(prompt)
-        )
+        tokens = prompt_tokens(self.tokenizer, problem)
         limit = self.config.sampling.max_prompt_tokens
         if len(tokens) > limit:
             raise ConfigError(
@@ -185,6 +180,12 @@ def sampler_plan(
 def run_mesh(config: RunConfig) -> Mesh:
     """All devices of the run in the config's shape."""
     return make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+
+
+def prompt_tokens(tokenizer: Tokenizer, problem: Problem) -> list[int]:
+    """Tokens of a problem's prompt: plain text, or messages through the chat template."""
+    prompt = problem.prompt
+    return tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else tokenizer.chat(prompt)
 
 
 def policy_shape(config: RunConfig) -> ModelConfig:
