@@ -161,8 +161,13 @@ def test_a_run_notes_the_commit_of_its_source_tree(run, tmp_path, monkeypatch):
     if shutil.which("git") and (root / ".git").exists():
         head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
         assert head.stdout.startswith(noted["commit"].removesuffix("-dirty"))
-    monkeypatch.setattr(environments, "__file__", str(tmp_path / "site-packages" / "environment.py"))
-    assert "commit" not in environments.environment()  # installed, there is none
+        someone = ["-c", "user.name=n", "-c", "user.email=e"]
+        for words in (["init", "-q"], [*someone, "commit", "-q", "--allow-empty", "-m", "theirs"]):
+            subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    package = tmp_path / "site-packages" / "mugrpo_jax"  # installed inside another project's tree
+    package.mkdir(parents=True)
+    monkeypatch.setattr(environments, "__file__", str(package / "environment.py"))
+    assert "commit" not in environments.environment()
 
 
 # -- the plan

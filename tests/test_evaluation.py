@@ -164,6 +164,8 @@ def test_failures_of_the_reward_are_counted_and_shown(tmp_path):
     failing = tuple(replace(p, answer="unreadable") for p in PROBLEMS[:2])
     result = run(failing, scorer="countdown", answer_of=None)
     assert result.statuses == {"error": 8} and "majority@4" not in result.metrics
+    assert result.examples.keys() == {"error"}
+    assert result.examples["error"].startswith(f"problem {failing[0].id}: ")  # the first of them
     header, line = as_table([result]).splitlines()
     assert header.endswith("not scored") and line.endswith(" 8")
 
