@@ -34,10 +34,10 @@ from mugrpo_jax.planning.programs import (
     compile_program,
     sampler_programs,
 )
-from mugrpo_jax.policy import policy_shape, step_options, update_buckets
 from mugrpo_jax.rollouts import Update
-from mugrpo_jax.rollouts.batches import Row, arrange
+from mugrpo_jax.rollouts.micro_batches import Row, arrange
 from mugrpo_jax.sampling import Request, Sampler, plan_sampler
+from mugrpo_jax.setup.run_setup import policy_shape, step_options, update_buckets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import Optimizer
-from mugrpo_jax.inflight import InFlight
+from mugrpo_jax.loop.pending_metrics import InFlight
 from mugrpo_jax.rollouts import Group, Rollout, Stage, Update, UpdateStream, plan_buckets
 
 PROMPTS, GROUP = 32, 8

@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mugrpo_jax.models import LoadedModel, cache, hf, load_model, token_logprobs
-from mugrpo_jax.models.loading import smollm2_path
+from mugrpo_jax.models import LoadedModel, cache, load_model, token_logprobs
+from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io.loading import smollm2_path
 
 QUESTIONS = (
     "What is the capital of France?",

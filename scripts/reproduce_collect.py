@@ -143,7 +143,8 @@ def _mean(records: list[dict[str, Any]], name: str) -> float | None:
 
 def _law(folder: Path) -> dict[str, Any]:
     """A run of the grid as the law sees it; null where something never happened."""
-    from mugrpo_jax.report import law, read_run
+    from mugrpo_jax.report import read_run
+    from mugrpo_jax.report import staleness_law as law
 
     run = read_run(folder)
     place = law.position(run)

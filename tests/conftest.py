@@ -16,7 +16,7 @@ import pytest
 
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
 TOGETHER = tuple(
-    f"/test_{name}.py" for name in ("cli", "distributed", "page", "planning", "run", "samples", "tpu")
+    f"/test_{name}.py" for name in ("cli", "distributed", "page", "planning", "samples", "stages", "tpu")
 )
 
 

@@ -9,9 +9,9 @@ import resource
 import signal
 import sys
 
-from mugrpo_jax.cli import main
+from mugrpo_jax.cli.main import main
 from mugrpo_jax.rollouts import store
-from mugrpo_jax.run import Journal
+from mugrpo_jax.runs.folder import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 

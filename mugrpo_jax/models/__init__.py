@@ -15,9 +15,9 @@ from mugrpo_jax.models.decoder import cast as cast
 from mugrpo_jax.models.decoder import create as create
 from mugrpo_jax.models.decoder import hidden_states as hidden_states
 from mugrpo_jax.models.decoder import logits as logits
-from mugrpo_jax.models.loading import LoadedModel as LoadedModel
-from mugrpo_jax.models.loading import load_model as load_model
-from mugrpo_jax.models.loading import tiny_model as tiny_model
+from mugrpo_jax.models.io.loading import LoadedModel as LoadedModel
+from mugrpo_jax.models.io.loading import load_model as load_model
+from mugrpo_jax.models.io.loading import tiny_model as tiny_model
 from mugrpo_jax.models.logprobs import logprobs_from_hidden as logprobs_from_hidden
 from mugrpo_jax.models.logprobs import token_logprobs as token_logprobs
 from mugrpo_jax.models.packing import Packing as Packing

@@ -59,7 +59,7 @@ from mugrpo_jax.objectives.moments import (
 )
 from mugrpo_jax.objectives.sequence import gspo, minpro, pnpo, topr
 from mugrpo_jax.objectives.soft import cispo, gppo, sapo
-from mugrpo_jax.objectives.staleness import (
+from mugrpo_jax.objectives.staleness_law import (
     UNPROTECTED_GRPO,
     FinishedRun,
     StalenessConstants,

@@ -6,9 +6,9 @@ from tqdm import tqdm
 
 from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.planning.compiled import CompiledPlan, lowered_programs, topology_mesh
+from mugrpo_jax.planning.compiled_plan import CompiledPlan, lowered_programs, topology_mesh
 from mugrpo_jax.planning.programs import compile_program
-from mugrpo_jax.planning.run import RunPlan, plan_run
+from mugrpo_jax.planning.run_plan import RunPlan, plan_run
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:

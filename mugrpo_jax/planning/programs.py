@@ -21,7 +21,6 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.costs import Cost, Program
-from mugrpo_jax.policy import step_options, update_buckets
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import (
@@ -31,6 +30,7 @@ from mugrpo_jax.sampling.programs import (
     mesh_of,
     run_prompts,
 )
+from mugrpo_jax.setup.run_setup import step_options, update_buckets
 
 # Instructions are packed without search: machine code takes most of the time and decides neither memory nor
 # messages.

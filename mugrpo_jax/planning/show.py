@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from mugrpo_jax.planning.estimate import Seconds
 from mugrpo_jax.planning.programs import CompiledProgram
-from mugrpo_jax.planning.run import human
+from mugrpo_jax.planning.run_plan import human
 
 if TYPE_CHECKING:
-    from mugrpo_jax.planning.compiled import CompiledPlan
+    from mugrpo_jax.planning.compiled_plan import CompiledPlan
 
 
 def as_dict(program: CompiledProgram, time: Seconds | None) -> dict[str, Any]:

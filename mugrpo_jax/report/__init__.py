@@ -8,9 +8,9 @@ figures.learning(runs).savefig("learning.svg")
 
 from mugrpo_jax.report.files import write as write
 from mugrpo_jax.report.files import write_figures as write_figures
-from mugrpo_jax.report.history import History as History
-from mugrpo_jax.report.history import StageFigures as StageFigures
-from mugrpo_jax.report.history import read_run as read_run
-from mugrpo_jax.report.history import summary as summary
 from mugrpo_jax.report.page import write_page as write_page
-from mugrpo_jax.report.rollouts import describe_rollouts as describe_rollouts
+from mugrpo_jax.report.rollout_text import describe_rollouts as describe_rollouts
+from mugrpo_jax.report.run_history import History as History
+from mugrpo_jax.report.run_history import StageFigures as StageFigures
+from mugrpo_jax.report.run_history import read_run as read_run
+from mugrpo_jax.report.run_history import summary as summary

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mugrpo_jax.report.history import PHASES, History
-from mugrpo_jax.report.panel import MOST_BARS, Bars, bin_size, time_unit
+from mugrpo_jax.report.panel_data import MOST_BARS, Bars, bin_size, time_unit
+from mugrpo_jax.report.run_history import PHASES, History
 
 
 def finish_reasons(runs: Sequence[History]) -> Bars:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.report.colors import COLORS, GREY, line_color, line_strength, run_color
-from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
+from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
 
 _MOST_DOTS = 64  # more of them hide each other
 

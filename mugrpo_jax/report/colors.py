@@ -1,6 +1,6 @@
 """Colours that can be told from a white and from a dark page alike: at least 3 : 1 against both."""
 
-from mugrpo_jax.report.panel import Line
+from mugrpo_jax.report.panel_data import Line
 
 COLORS = ("#2b7fd0", "#d55e00", "#009572", "#c2549b", "#8a68d8", "#a07800", "#7d7d7d")
 GREY = "#888888"  # of what belongs to no run

@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from mugrpo_jax.report import panels
 from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_color
-from mugrpo_jax.report.history import History, names
-from mugrpo_jax.report.panel import ACCURACY, Bars, Line, Panel
+from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
+from mugrpo_jax.report.run_history import History, names
 
 _GREY = "0.35"
 _WIDE, _HALF = (10, 4), (5.6, 3.6)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.report import panels
-from mugrpo_jax.report.history import History
 from mugrpo_jax.report.page import write_page
+from mugrpo_jax.report.run_history import History
 
 _PICTURES = (".png", ".svg", ".pdf")
 

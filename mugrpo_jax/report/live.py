@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from mugrpo_jax import distributed
-from mugrpo_jax.policy import Policy
-from mugrpo_jax.report.history import read_run
 from mugrpo_jax.report.page import write_page
+from mugrpo_jax.report.run_history import read_run
 from mugrpo_jax.report.samples import SampleScorer, pick_samples, write_samples
 from mugrpo_jax.rollouts import Stage
+from mugrpo_jax.setup.run_setup import Policy
 
 _SHARE = 0.05  # of a run's time that may go into drawing
 _SAMPLED = 64  # stages with samples, at most: a run of a thousand short stages has no time for more

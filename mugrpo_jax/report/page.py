@@ -13,11 +13,12 @@ from typing import Any
 import jinja2
 
 from mugrpo_jax import config as configs
-from mugrpo_jax.report import law, panels
+from mugrpo_jax.report import panels
+from mugrpo_jax.report import staleness_law as law
 from mugrpo_jax.report.charts import chart
 from mugrpo_jax.report.colors import COLORS, ramp, run_color
-from mugrpo_jax.report.history import History, names
-from mugrpo_jax.report.panel import MOST_STAGES, Bars, Panel, spread, time_unit
+from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, spread, time_unit
+from mugrpo_jax.report.run_history import History, names
 from mugrpo_jax.report.samples import page_samples
 
 

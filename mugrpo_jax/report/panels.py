@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mugrpo_jax.report import law
+from mugrpo_jax.report import staleness_law as law
 from mugrpo_jax.report.bars import finish_reasons, time_spent
-from mugrpo_jax.report.history import History
-from mugrpo_jax.report.panel import (
+from mugrpo_jax.report.panel_data import (
     ACCURACY,
     MOST_POINTS,
     MOST_STAGE_POINTS,
@@ -23,6 +22,7 @@ from mugrpo_jax.report.panel import (
     spread,
     time_unit,
 )
+from mugrpo_jax.report.run_history import History
 
 # -- learning
 

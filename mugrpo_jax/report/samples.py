@@ -24,10 +24,10 @@ from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.models.tokenizer import Tokenizer
-from mugrpo_jax.policy import Policy
-from mugrpo_jax.report.history import History
-from mugrpo_jax.report.panel import spread
+from mugrpo_jax.report.panel_data import spread
+from mugrpo_jax.report.run_history import History
 from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups, shaped_rewards
+from mugrpo_jax.setup.run_setup import Policy
 from mugrpo_jax.training import StepOptions
 
 PAGE_BYTES = 1_500_000  # of samples in one page

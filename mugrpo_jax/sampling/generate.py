@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from mugrpo_jax.models import ModelConfig, Tokenizer
-from mugrpo_jax.models.loading import LoadedModel, load_model, model_shape, model_tokenizer
+from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
 from mugrpo_jax.sampling.plan import SamplerPlan, plan_sampler
 from mugrpo_jax.sampling.requests import Request, Response, request_seeds
 from mugrpo_jax.sampling.sampler import Sampler

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import Cache, abstract, cast, decode_params, decode_step, prefill
 from mugrpo_jax.models.sharding import MESH_AXES, PARAM_AXES, RULES, constrain, current_mesh, spec
-from mugrpo_jax.sampling.distribution import draw, token_keys, transform_logits
+from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import MAX_STOPS
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.sampling.books import History, Prompts, entries
-from mugrpo_jax.sampling.device import Device, Loop
+from mugrpo_jax.sampling.engine import Device, Loop
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import Request, Response
+from mugrpo_jax.sampling.scheduler import History, Prompts, entries
 
 
 @dataclasses.dataclass

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mugrpo_jax.models import decoder, hf
+from mugrpo_jax.models import decoder
 from mugrpo_jax.models.config import read_hf
+from mugrpo_jax.models.io import huggingface as hf
 
 FIXTURES = Path(__file__).parent / "fixtures" / "parity"
 FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())

@@ -10,8 +10,9 @@ import tiny_checkpoints as tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mugrpo_jax.models import hf, make_mesh
-from mugrpo_jax.models.loading import load_model, tiny_model
+from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
 
 ALPHABET = "0123456789+-*/=() \n\té日\u0301x"

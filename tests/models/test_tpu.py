@@ -12,7 +12,7 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.planning import compile_plan, find_topology, plan_run
-from mugrpo_jax.planning.compiled import lowered_programs, topology_mesh
+from mugrpo_jax.planning.compiled_plan import lowered_programs, topology_mesh
 from mugrpo_jax.planning.costs import Program
 from mugrpo_jax.planning.programs import _compile
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
-from mugrpo_jax.models.known import KNOWN_SHAPES
+from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mugrpo_jax.models import ModelConfig, RopeScaling, decoder, hf
+from mugrpo_jax.models import ModelConfig, RopeScaling, decoder
+from mugrpo_jax.models.io import huggingface as hf
 from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 
 _BASE = {

@@ -7,7 +7,7 @@ from synthetic import write_run
 from mugrpo_jax import report
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.report import colors, figures, panels
-from mugrpo_jax.report.panel import MOST_POINTS, MOST_STAGES, Line
+from mugrpo_jax.report.panel_data import MOST_POINTS, MOST_STAGES, Line
 
 
 @pytest.fixture(scope="module")

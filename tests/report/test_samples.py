@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import config as configs
-from mugrpo_jax import report, stages
-from mugrpo_jax.policy import load_policy
+from mugrpo_jax import report
+from mugrpo_jax.loop import stages
 from mugrpo_jax.report import live, samples
 from mugrpo_jax.rollouts import Group, Rollout, shaped_rewards
+from mugrpo_jax.setup.run_setup import load_policy
 
 CONFIG = [
     "model.source=tiny",

@@ -7,7 +7,7 @@ import pytest
 
 from mugrpo_jax import rollouts
 from mugrpo_jax.rollouts import Group, Rollout, Stage
-from mugrpo_jax.rollouts.batches import Row, arrange
+from mugrpo_jax.rollouts.micro_batches import Row, arrange
 
 
 def group(index: int, responses: int = 4) -> Group:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mugrpo_jax.models.loading import load_model
+from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.sampling import generate, generate_file
 
 SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}

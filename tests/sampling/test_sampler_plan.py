@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import topologies
 
 from mugrpo_jax.models import make_mesh
-from mugrpo_jax.models.known import KNOWN_SHAPES
+from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
 from mugrpo_jax.sampling.plan import _TURN
 

@@ -1,0 +1,75 @@
+"""A stage of another run optimised again without generating, with another objective or other settings.
+
+The rollouts stay where they are. The new run starts from the weights and the optimizer state that the other
+run had when it generated them, so with the same settings it ends with the same parameters, bit for bit.
+Whatever would make the rollouts those of another policy is refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.rollouts import RolloutError, Stage, open_stage
+from mugrpo_jax.runs.folder import read_config, stage_folder
+from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
+
+
+def rollouts(config: RunConfig) -> Stage:
+    """The stage that `config` replays, its files and its origin checked."""
+    other, other_config = _other(config)
+    differing = configs.differing_keys(_origin(other_config), _origin(config))
+    if differing:
+        raise ConfigError(f"{other}: cannot be replayed with another policy: {'; '.join(differing)}")
+    stage = open_stage(stage_folder(other, config.replay.stage))
+    expected = other_config.rollout_identity(config.replay.stage)
+    if dict(stage.identity) != expected:
+        raise RolloutError(f"{stage.folder}: rollouts of {dict(stage.identity)}, the run says {expected}")
+    if stage.prompts != config.prompts_per_stage:
+        raise ConfigError(
+            f"{stage.folder}: holds {stage.prompts} prompts; batch.prompts_per_update × updates_per_stage / "
+            f"epochs_per_stage asks for {config.prompts_per_stage}"
+        )
+    return stage
+
+
+def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
+    """State and cursor from which the other run generated the stage, onto the shardings of `targets`.
+
+    None where they are the beginning of `config` itself: in stage 0 of a run without a warm start.
+    """
+    other, other_config = _other(config)
+    first = config.replay.stage * other_config.batch.updates_per_stage
+    store = CheckpointStore(other / "checkpoints")
+    try:
+        if first in store.steps():
+            return store.restore(targets, first)
+        if first == 0 and not other_config.warm_start.updates:
+            return None
+        raise ConfigError(
+            f"{other}: the checkpoint before stage {config.replay.stage} ({first} updates) is not kept, only "
+            f"{', '.join(map(str, store.steps()))}; run with checkpoints.keep_stage_starts=true to replay it"
+        )
+    finally:
+        store.close()
+
+
+def _other(config: RunConfig) -> tuple[Path, RunConfig]:
+    assert config.replay.run is not None
+    folder = Path(config.replay.run)
+    return folder, read_config(folder)
+
+
+def _origin(config: RunConfig) -> dict[str, Any]:
+    """What decides the weights, the rollouts and the shape of the training state at a stage's start."""
+    whole = configs.to_dict(config)
+    return {
+        "seed": config.seed,
+        "model": {name: whole["model"][name] for name in ("source", "tiny", "sampling_dtype")},
+        "task": whole["task"],
+        "sampling": whole["sampling"],
+        "warm_start": whole["warm_start"],
+        "batch": {"responses_per_prompt": config.batch.responses_per_prompt},
+        "track_drift": config.track_drift,
+        "optimizer": {"grad_clip above 0": config.optimizer.grad_clip > 0},
+    }

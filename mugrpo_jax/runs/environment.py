@@ -1,0 +1,42 @@
+"""What a run runs on, so that its report can say so."""
+
+import importlib.metadata
+import platform
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mugrpo_jax import __version__
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and devices of this process."""
+    devices = Counter(device.device_kind for device in jax.devices())
+    return {
+        "mugrpo_jax": __version__,  # not from the metadata: it may run from a source tree
+        **({} if (commit := _commit()) is None else {"commit": commit}),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
+        "processes": jax.process_count(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def _commit() -> str | None:
+    """Of the source tree that this package runs from, `-dirty` if it was changed; None elsewhere."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,72 @@
+"""Trained models: from a run's checkpoint to a model in memory and to a Hugging Face folder."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from mugrpo_jax import models
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.models.io import huggingface
+from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.runs.folder import read_config
+from mugrpo_jax.setup.run_setup import policy_shape, policy_tokenizer
+from mugrpo_jax.training import CheckpointStore
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a path is the folder of a run."""
+    return (Path(path) / "config.yaml").is_file()
+
+
+def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -> int:
+    """The checkpoint that is meant: after `step` updates, the best by held-out accuracy, or the newest."""
+    if not (run / "checkpoints").is_dir():
+        raise ConfigError(f"{run}: no checkpoint yet")
+    store = CheckpointStore(run / "checkpoints")
+    try:
+        steps, found = store.steps(), store.best() if best else step
+    finally:
+        store.close()
+    if not steps:
+        raise ConfigError(f"{run}: no checkpoint yet")
+    if best and found is None:
+        raise ConfigError(f"{run}: no kept checkpoint has a held-out accuracy; choose one by its updates")
+    if found is not None and found not in steps:
+        raise ConfigError(f"{run}: no checkpoint after {found} updates; kept: {', '.join(map(str, steps))}")
+    return steps[-1] if found is None else found
+
+
+def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
+    """The policy of a run at one of its checkpoints, on the default device."""
+    config = read_config(run)
+    shape = policy_shape(config)
+    graphdef, abstract = models.abstract(shape)
+    place = SingleDeviceSharding(jax.devices()[0])
+    targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract)
+    store = CheckpointStore(run / "checkpoints")
+    try:
+        params = store.restore_params(targets, step)
+    finally:
+        store.close()
+    source = Path(config.model.source)
+    return LoadedModel(
+        config=shape,
+        graphdef=graphdef,
+        params=params if dtype is None else models.cast(params, jnp.dtype(dtype)),
+        tokenizer=policy_tokenizer(config),
+        source=source if source.is_dir() else None,
+    )
+
+
+def export(
+    run: Path, out: Path, *, step: int | None = None, best: bool = False, dtype: str | None = None
+) -> None:
+    """Write a run's checkpoint as a Hugging Face folder."""
+    read_config(run)
+    model = trained_model(run, checkpoint_step(run, step=step, best=best))
+    huggingface.save(
+        model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer, dtype=dtype
+    )

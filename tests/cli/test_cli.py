@@ -1,0 +1,544 @@
+"""Every command through `main`, on one tiny run that several tests share."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+import yaml
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import models, planning
+from mugrpo_jax.cli.main import main
+from mugrpo_jax.models.io.loading import load_model
+from mugrpo_jax.runs import environment as environments
+from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.training import CheckpointStore, Cursor, init_state
+
+CONFIG = {
+    "model": {
+        "source": "tiny",
+        "tiny": {
+            "hidden_size": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "intermediate_size": 48,
+        },
+        "compute_dtype": "float32",
+        "sampling_dtype": "float32",
+        "remat": "none",
+    },
+    "task": {
+        "name": "arithmetic",
+        "options": {"difficulty": 2, "train": 100, "test": 16},
+        "reward": "cli_rewards:even",
+        "scorers": 0,
+    },
+    "sampling": {"max_prompt_tokens": 15, "max_response_tokens": 17, "slots": 8, "prompts_per_shard": 4},
+    "batch": {
+        "prompts_per_update": 4,
+        "responses_per_prompt": 4,
+        "updates_per_stage": 2,
+        "stages": 2,
+        "tokens_per_micro_batch": 512,
+        "length_multiple": 32,
+    },
+    "optimizer": {"learning_rate": 1e-3},
+    "evaluation": {"problems": 8},
+    "checkpoints": {"keep_last": 1, "keep_stage_starts": True},
+}
+REWARDS = """
+    import time
+
+    def even(text, problem):
+        return float(len(text) % 2 == 0)
+
+    def raises(text, problem):
+        raise RuntimeError("no idea")
+
+    def nan(text, problem):
+        return float("nan")
+
+    def hangs(text, problem):
+        if len(text) % 8 == 0:
+            time.sleep(60)
+        return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def place(program_folder):
+    """A folder with a config and reward functions; programs compiled once for all runs in it."""
+    folder = program_folder
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "cli_rewards.py").write_text(textwrap.dedent(REWARDS))
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
+    return place / "run"
+
+
+@pytest.fixture
+def command(place, capsys):
+    """Runs a command; returns its exit code and what it printed."""
+
+    def call(*arguments):
+        code = main([str(argument) for argument in arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def refused(command):
+    """Runs a command that must fail; returns its one line."""
+
+    def call(*arguments):
+        code, _, error = command(*arguments)
+        assert code == 2
+        lines = [line for line in error.split("\n") if line.startswith("mugrpo: ")]
+        assert len(lines) == 1 and error.endswith(lines[0] + "\n")
+        return lines[0].removeprefix("mugrpo: ")
+
+    return call
+
+
+def journal(folder, kind):
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == kind]
+
+
+def final_params(folder, step):
+    return jax.device_get(trained_model(folder, step).params)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+# -- help
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from mugrpo_jax.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    )
+    code += (
+        "heavy = {'jax', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("train", "sft", "generate", "eval", "rollouts", "replay", "export", "report", "plan"):
+        assert f"    {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "sft", "generate", "eval", "rollouts", "replay", "export", "report", "plan"]
+)
+def test_each_help_has_an_example(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"example:\n  mugrpo {name} " in shown
+
+
+def test_a_run_notes_the_commit_of_its_source_tree(run, tmp_path, monkeypatch):
+    noted = json.loads((run / "environment.json").read_text())
+    assert noted["jax"] == jax.__version__
+    root = Path(__file__).parents[2]
+    if shutil.which("git") and (root / ".git").exists():
+        head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
+        assert head.stdout.startswith(noted["commit"].removesuffix("-dirty"))
+        someone = ["-c", "user.name=n", "-c", "user.email=e"]
+        for words in (["init", "-q"], [*someone, "commit", "-q", "--allow-empty", "-m", "theirs"]):
+            subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    package = tmp_path / "site-packages" / "mugrpo_jax"  # installed inside another project's tree
+    package.mkdir(parents=True)
+    monkeypatch.setattr(environments, "__file__", str(package / "runs" / "environment.py"))
+    assert "commit" not in environments.environment()
+
+
+# -- the plan
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
+    arguments = [place / "tiny.yaml", "batch.epochs_per_stage=2"]
+    before = {id(array) for array in jax.live_arrays()}
+    code, shown, _ = command("train", *arguments, "--out", place / "dry", "--dry-run")
+    assert code == 0 and not (place / "dry").exists()
+    # Some jax set-up may keep scalars; no array of the model's size appeared.
+    assert not [a for a in jax.live_arrays() if id(a) not in before and a.size > 100]
+    assert "2 stages × 2 updates = 4 updates" in shown
+    assert "generates 16 responses to 4 prompts, at most 272 tokens; trains on 32 responses" in shown
+    assert "micro-batches of 512, 256" in shown and "tokens, in rows of up to 32; compiled" in shown
+    assert "8 slots" in shown
+    plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
+    assert command("plan", *arguments) == (0, plan, "")
+    assert about_data.startswith("data        ") and " problems to train on, " in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gsm8k", {}, "on the Hub; a dry run does not fetch it"),
+        (
+            "dataset",
+            {"train": "hub:a/b:train", "test": "hub:a/b:test"},
+            "on the Hub; a dry run does not fetch",
+        ),
+        (
+            "dataset",
+            {"train": "hub:a/b:train", "test": "FILE"},
+            "0 problems to train on, 2 held out; the rest is",
+        ),
+        ("dataset", {"train": "FILE"}, "2 problems to train on, 0 held out; the first: '1+2=', answer '3'"),
+    ],
+)
+def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
+    options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
+    config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
+    assert planning.describe_data(config).startswith(f"data        {message}")
+
+
+def test_the_plan_counts_what_the_run_writes(run, place):
+    plan = planning.plan_run(configs.load(place / "tiny.yaml"))
+    stages, updates = journal(run, "stage"), journal(run, "update")
+    assert len(updates) == plan.updates
+    assert [stage["responses"] for stage in stages] == [plan.responses_per_stage] * plan.stages
+    most = plan.responses_per_stage * CONFIG["sampling"]["max_response_tokens"]
+    assert all(stage["response_tokens"] <= most for stage in stages)
+    params = sum(leaf.size * 4 for leaf in jax.tree.leaves(final_params(run, 4)))
+    # Weights, two moments, the anchor and the last gradient, and a few counters.
+    assert 5 * params <= plan.checkpoint_bytes <= 5 * params + 64
+
+
+def test_the_plan_of_a_folder_reads_only_its_config(tmp_path, place):
+    shape = models.config.to_hf(models.loading.tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = configs.load(place / "tiny.yaml", [f"model.source={tmp_path}"])
+    one = models.make_mesh(devices=jax.devices()[:1])
+    plan = planning.plan_run(config, mesh=one)
+    assert plan.memory.weights == 4 * plan.model.num_params
+    assert plan.memory.optimizer == 2 * plan.memory.weights + 8  # two counters
+    sharded = planning.plan_run(config, mesh=models.make_mesh(fsdp=4, tensor=2))
+    # Matrices are split eight ways, norms are on every device.
+    norms = 4 * plan.model.hidden_size * (2 * plan.model.num_layers + 1)
+    assert sharded.memory.weights == (plan.memory.weights - norms) // 8 + norms
+
+
+# -- training, and what comes of it
+
+
+def test_a_finished_run_is_left_as_it_is(run, place, command):
+    before = (run / "metrics.jsonl").read_bytes()
+    code, shown, _ = command("train", place / "tiny.yaml", "--out", run)
+    assert code == 0 and "2 stages" in shown
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_in_the_same_folder_is_refused(run, place, refused):
+    message = refused("train", place / "tiny.yaml", "--out", run, "seed=3")
+    assert "seed (0 there, 3 here)" in message and "config.yaml" in message
+
+
+def test_rollouts_are_described(run, command):
+    code, shown, _ = command("rollouts", run)
+    assert code == 0
+    assert shown.count("32 responses to 8 prompts") == 2
+    assert "scored    ok × 32" in shown and "median" in shown and "length × " in shown
+    assert "-- prompt" not in shown
+    code, shown, _ = command("rollouts", run, "--stage", 1, "--show", 3, "--reward", "1:1")
+    assert "stage 0" not in shown and shown.count("-- prompt") == 3 == shown.count("reward 1,")
+    rewarded = round(journal(run, "stage")[1]["reward"] * 32)
+    assert f"{rewarded} with a reward from 1 to 1" in shown and 0 < rewarded < 32
+    assert "+" in shown  # the prompts, as text
+
+
+def test_an_exported_model_is_the_trained_one(run, tmp_path, command):
+    assert command("export", run, tmp_path / "out", "--step", 2)[0] == 0
+    assert same(load_model(tmp_path / "out").params, final_params(run, 2))
+    assert not same(load_model(tmp_path / "out").params, final_params(run, 4))
+    assert command("export", run, tmp_path / "half", "--best", "--dtype", "bfloat16")[0] == 0
+    assert load_model(tmp_path / "half").params["embed"].dtype == "bfloat16"
+
+
+def test_transformers_loads_an_exported_model(run, tmp_path, command):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    assert command("export", run, tmp_path / "out")[0] == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = load_model(tmp_path / "out")
+    tokens = tokenizer("12+34=")["input_ids"]
+    assert tokens == ours.tokenizer.encode("12+34=", start=True)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits[0].numpy()
+    found = models.logits(ours.graphdef, ours.params, np.array([tokens]))[0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_the_best_checkpoint_is_kept_and_found(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints(keep_last=1, keep_best=1))
+    state = init_state({"w": jax.numpy.zeros(2)}, optax.sgd(1.0), track_drift=False)
+    for updates, accuracy in ((0, None), (1, 0.5), (2, 0.9), (3, 0.1), (4, None)):
+        store.save(state, Cursor(updates=updates), accuracy=accuracy)
+        store.wait()
+    store.close()
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert (store.steps(), store.best(), store.latest()) == ([2, 4], 2, 4)
+    store.close()
+
+
+def test_every_stage_start_is_kept_when_asked_for(run):
+    store = CheckpointStore(run / "checkpoints")
+    assert store.steps() == [0, 2, 4]
+    store.close()
+
+
+def test_eval_scores_a_run_and_continues(run, tmp_path, command, refused):
+    out = tmp_path / "eval.jsonl"
+    task = [
+        "--task",
+        "arithmetic",
+        "--option",
+        "difficulty=2",
+        "--option",
+        "train=100",
+        "--option",
+        "test=16",
+    ]
+    how = ["--reward", "cli_rewards:even", "--samples", 2, "--max-tokens", 17, "--slots", 8, "--out", out]
+    code, shown, _ = command("eval", run, "--step", 2, *task, *how)
+    assert code == 0 and "avg@2" in shown and "arithmetic  16        2" in shown
+    summary = json.loads((tmp_path / "eval.jsonl.summary.json").read_text())
+    rows = out.read_text().splitlines()
+    assert len(rows) == 32 and summary["problems"] == 16
+    mean = np.mean([json.loads(row)["value"] for row in rows])
+    assert summary["metrics"]["avg@2"]["mean"] == pytest.approx(mean)
+    out.write_text("\n".join(rows[:5]) + "\n" + rows[5][:10])  # killed in the middle of a line
+    assert command("eval", run, "--step", 2, *task, *how)[1] == shown
+    assert out.read_text().splitlines()[:5] == rows[:5]
+    assert "was begun with step=2, now it is 4" in refused("eval", run, *task, *how)
+    assert "no checkpoint after 3 updates; kept: 0, 2, 4" in refused("eval", run, "--step", 3, *task, *how)
+
+
+def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refused):
+    (tmp_path / "mine.jsonl").write_text(
+        '{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}'
+    )
+    files = [tmp_path / "mine.jsonl", tmp_path / "none.jsonl"]
+    tasks = ["--task", "arithmetic,dataset", "--option", "arithmetic.test=8", "--option", f"test={files[0]}"]
+    few = ["--option", "arithmetic.train=10", "--problems", 4, "--slots", 8]
+    how = [*tasks, *few, "--reward", "cli_rewards:even", "--max-tokens", 8, "--out", tmp_path / "e.jsonl"]
+    code, shown, _ = command("eval", run, *how)
+    assert code == 0 and [line.split()[0] for line in shown.splitlines()[-4:]] == [
+        "benchmark",
+        "arithmetic",
+        "dataset",
+        "average",
+    ]
+    means = []
+    for name, problems in (("arithmetic", 4), ("dataset", 2)):
+        rows = [json.loads(row) for row in (tmp_path / f"e.{name}.jsonl").read_text().splitlines()]
+        assert len(rows) == problems
+        means.append(np.mean([row["value"] for row in rows]))
+        summary = json.loads((tmp_path / f"e.{name}.jsonl.summary.json").read_text())
+        assert summary["metrics"]["avg@1"]["mean"] == pytest.approx(means[-1])
+    whole = json.loads((tmp_path / "e.jsonl.summary.json").read_text())
+    assert whole["average"]["avg@1"]["mean"] == pytest.approx(np.mean(means))
+    assert [b["name"] for b in whole["benchmarks"]] == ["arithmetic", "dataset"]
+    assert whole["benchmarks"][1]["metrics"]["avg@1"]["mean"] == pytest.approx(means[1])
+    assert "each task may be named once" in refused("eval", run, *how, "--task", "dataset,dataset")
+    for option, message in (
+        ("amc23.folder=x", "no --task amc23; possible: arithmetic, dataset"),
+        ("dataset.columns={a", "'{a' is not valid YAML"),
+        (f"dataset.test={files[1]}", f"{files[1]}: no such file"),
+    ):
+        assert message in refused("eval", run, *how, "--option", option)
+
+
+def test_eval_checks_all_tasks_before_the_first_response(run, tmp_path, refused):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "3"}')
+    how = ["--task", "arithmetic,dataset", "--reward", "cli_rewards:even", "--max-tokens", 8]
+    mine, out = ["--option", f"dataset.train={tmp_path / 'mine.jsonl'}"], ["--out", tmp_path / "e.jsonl"]
+    assert "task dataset: no held-out problems to evaluate" in refused("eval", run, *how, *mine, *out)
+    (tmp_path / "e.dataset.jsonl").write_text("{}\n")
+    mine = ["--option", f"dataset.test={tmp_path / 'mine.jsonl'}"]
+    assert "e.dataset.jsonl: exists, but not" in refused("eval", run, *how, *mine, *out)
+    assert not (tmp_path / "e.arithmetic.jsonl").read_text()
+
+
+def test_eval_names_an_answer_that_cannot_be_read(run, tmp_path, command):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "\\\\frac{"}')
+    task = ["--task", "dataset", "--option", f"test={tmp_path / 'mine.jsonl'}", "--reward", "math"]
+    code, shown, _ = command("eval", run, *task, "--max-tokens", 8, "--out", tmp_path / "eval.jsonl")
+    assert code == 0 and "dataset: 1 answer could not be scored, counted as 0: error × 1 (" in shown
+    assert "answer '\\\\frac{' cannot be read as mathematics)" in shown
+
+
+def test_generate_writes_responses(run, tmp_path, command):
+    command("export", run, tmp_path / "model")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "1+2="}\n{"prompt": "3+4="}\n')
+    flags = ["--samples", 2, "--max-tokens", 5, "--seed", 1, "--dtype", "float32", "--slots", 4]
+    where = ["--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl"]
+    code, shown, _ = command("generate", "--model", tmp_path / "model", *where, *flags)
+    assert code == 0 and "4 responses written" in shown
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {(row["index"], row["sample"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_report_prints_a_summary_and_draws(run, command):
+    code, shown, _ = command("report", run)
+    assert code == 0 and "held-out accuracy" in shown
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert command("report", run, "-o", run / "overview.png")[0] == 0
+    assert (run / "overview.png").read_bytes().startswith(b"\x89PNG")
+
+
+# -- replay
+
+
+def test_a_replay_with_the_same_settings_ends_with_the_same_parameters(run, tmp_path, command):
+    for stage, end in ((0, 2), (1, 4)):
+        out = tmp_path / f"again-{stage}"
+        code, shown, _ = command("replay", run, "--stage", stage, "--out", out)
+        assert code == 0 and f"replays stage {stage} of {run}" in shown
+        assert same(final_params(out, end), final_params(run, end))
+        assert not (out / "rollouts").exists()
+        mine = [record["loss"] for record in journal(out, "update")]
+        assert mine == [record["loss"] for record in journal(run, "update") if record["stage"] == stage]
+
+
+def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
+    code, _, _ = command("replay", run, "objective.name=dr_grpo", "--stage", 1, "--out", tmp_path / "other")
+    assert code == 0
+    assert not same(final_params(tmp_path / "other", 4), final_params(run, 4))
+    assert same(final_params(tmp_path / "other", 2), final_params(run, 2))
+    assert "32 responses" in command("rollouts", tmp_path / "other")[1]
+
+
+def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(run, tmp_path, command):
+    keys = ["batch.equal_groups=drop", "overlong_buffer=17"]
+    code, shown, _ = command("replay", run, *keys, "--stage", 0, "--out", tmp_path / "shaped")
+    assert code == 0 and "groups with equal rewards are left out" in shown
+    before, after = (journal(folder, "update")[:2] for folder in (run, tmp_path / "shaped"))
+    assert all(record["overlong_penalty"] < 0 for record in after)
+    assert [record["reward"] for record in after] == [record["reward"] for record in before]
+    code, _, _ = command("replay", run, *keys[:1], "--stage", 0, "--out", tmp_path / "fewer")
+    fewer = journal(tmp_path / "fewer", "update")
+    silent = [record["equal_groups"] for record in before]
+    assert code == 0 and max(silent) > 0
+    for there, here in zip(before, fewer):
+        assert here["equal_groups"] == there["equal_groups"]
+        assert (here["tokens"] < there["tokens"]) == (there["equal_groups"] > 0)
+
+
+def test_a_replay_of_another_policy_is_refused(run, place, tmp_path, refused):
+    out = ["--out", tmp_path / "out"]
+    for override, named in (
+        ("seed=1", "seed (0 there, 1 here)"),
+        ("model.tiny.num_layers=2", "model.tiny.num_layers (1 there, 2 here)"),
+        ("sampling.temperature=0.5", "sampling.temperature (1.0 there, 0.5 here)"),
+        ("warm_start.updates=1", "warm_start.updates (0 there, 1 here)"),
+    ):
+        assert named in refused("replay", run, override, *out)
+    assert "holds 8 prompts" in refused("replay", run, "batch.prompts_per_update=2", *out)
+    assert "replay.stage: 5 is not one of the 2 stages" in refused("replay", run, "--stage", 5, *out)
+    assert "not the folder of a run" in refused("replay", place, *out)
+    lost = tmp_path / "lost"
+    shutil.copytree(run, lost)
+    shutil.rmtree(lost / "checkpoints" / "000002")
+    message = refused("replay", lost, "--stage", 1, *out)
+    assert "before stage 1 (2 updates) is not kept, only 0, 4" in message
+
+
+# -- bad input
+
+
+def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
+    config, out = place / "tiny.yaml", ["--out", tmp_path / "new"]
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
+    held_out = tmp_path / "test.jsonl"
+    held_out.write_text('{"question": "1+1=", "answer": "2"}\n')
+    for overrides, message in (
+        (["batch.stage=2"], "did you mean batch.stages?"),
+        (["batch.stages=x"], "batch.stages must be an integer, got 'x'"),
+        (["sampling.slots=7"], "slots=7 must be a positive multiple of the 8 devices"),
+        (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
+        (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
+        (["sampling.max_response_tokens=2000", "batch.tokens_per_micro_batch=4096"], "max_positions=1024"),
+        (["task.name=arithmetics"], "task is 'arithmetics'; possible: arithmetic,"),
+        (["task.options.dificulty=1"], "task 'arithmetic' has no option 'dificulty'"),
+        (["task.name=dataset", f"task.options={{train: {data}}}"], f"{data}:2: not JSON"),
+        (["task.name=dataset", "task.options={train: no.jsonl}"], "no.jsonl: no such file"),
+        (["task.name=dataset", f"task.options={{test: {held_out}}}"], "task dataset: no training problems"),
+        (["task.name=gsm8k", "task.options={foldr: x}"], "task 'gsm8k' has no option 'foldr'"),
+        (["mesh.fsdp=3"], "mesh: data=1 × fsdp=3 × tensor=1 does not multiply to the 8 devices"),
+    ):
+        for dry in ([], ["--dry-run"]):
+            assert message in refused("train", config, *overrides, *out, *dry)
+            assert not (tmp_path / "new").exists()
+    assert "no such config file" in refused("train", place / "no.yaml", *out)
+    assert "cannot be written" in refused("train", config, "--out", config / "below")
+
+
+def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refused):
+    assert "not the folder of a run" in refused("rollouts", place)
+    assert "not the folder of a run" in refused("report", place)
+    assert "not the folder of a run" in refused("export", place, tmp_path / "out")
+    assert "exists already" in refused("export", run, run)
+    assert "expected key=value" in refused("eval", run, "--task", "arithmetic", "--option", "x", "--out", "o")
+    only = ["--task", "arithmetic", "--out", tmp_path / "o", "--best"]
+    assert "only runs have checkpoints" in refused("eval", "tiny", *only)
+    with pytest.raises(SystemExit, match="2"):
+        main(["rollouts", str(run), "--reward", "high"])
+
+
+def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refused):
+    small = ["sampling.max_prompt_tokens=6", "sampling.max_response_tokens=26"]
+    message = refused("train", place / "tiny.yaml", *small, "--out", tmp_path / "long")
+    assert "problem arithmetic-test-" in message
+    assert "its prompt has 7 tokens, sampling.max_prompt_tokens is 6" in message
+
+
+@pytest.mark.parametrize(
+    ("reward", "scorers", "status"), [("raises", 0, "error"), ("nan", 0, "invalid"), ("hangs", 2, "timeout")]
+)
+def test_a_reward_that_fails_is_counted_and_the_run_goes_on(
+    place, tmp_path, command, reward, scorers, status
+):
+    settings = [f"task.reward=cli_rewards:{reward}", f"task.scorers={scorers}", "task.deadline=0.5"]
+    less = ["batch.stages=1", "evaluation.problems=2"]
+    code, shown, _ = command("train", place / "tiny.yaml", "--out", tmp_path / "run", *settings, *less)
+    assert code == 0
+    (stage,) = journal(tmp_path / "run", "stage")
+    assert stage["status"][status] > 0 and sum(stage["status"].values()) == 32
+    assert f"{status} × {stage['status'][status]}" in command("rollouts", tmp_path / "run")[1]
+    why = {"raises": "RuntimeError: no idea", "nan": "returned nan", "hangs": "no verdict within 0.5 s"}
+    told = [line for line in shown.splitlines() if line.startswith("stage 0: ") and "not be scored" in line]
+    assert len(told) == 1 and f"× {stage['status'][status]} (problem arithmetic-train-" in told[0]
+    assert why[reward] in told[0]
+    if reward == "raises":
+        assert "evaluation after 0 updates: 2 answers could not be scored" in shown
+        assert "error × 2 (problem arithmetic-test-" in shown
+    assert len(journal(tmp_path / "run", "update")) == 2
+    counts = [record["status"] for record in journal(tmp_path / "run", "evaluation")]
+    assert all(sum(count.values()) == 2 for count in counts) and (reward == "hangs" or counts[0][status] == 2)

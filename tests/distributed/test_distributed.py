@@ -1,0 +1,316 @@
+"""Several processes are one run: same rollouts, same metrics, same parameters; they live and end together."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import distributed, models, rollouts, training
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.training import CheckpointStore, Cursor
+
+CONFIG = """
+model:
+  source: tiny
+  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 16}
+  compute_dtype: float32
+  sampling_dtype: float32
+  remat: none
+task: {name: arithmetic, options: {difficulty: 1, train: 32, test: 5}, reward: host_rewards:short, scorers: 0}
+sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 2}
+batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 4, stages: 2,
+        tokens_per_micro_batch: 256, length_multiple: 32}
+optimizer: {learning_rate: 1.0e-2, eps: 1.0e-3}
+warm_start: {updates: 2, rows_per_update: 8}
+evaluation: {problems: 5}
+checkpoints: {every: 3, keep_last: 9, keep_best: 0}
+report: {samples: 0}
+track_drift: false
+"""
+PATIENCE = 10  # seconds without a sign of life
+
+
+def free_port(low=20000, high=30000):
+    for port in np.random.default_rng().integers(low, high, 100).tolist():
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)):
+                return port
+    raise AssertionError("no free port")
+
+
+def by_flags(count):
+    where = f"localhost:{free_port()}"
+    flags = ["--coordinator", where, "--processes", str(count), "--host-timeout", str(PATIENCE)]
+    return [({}, [*flags, "--process", str(i)]) for i in range(count)]
+
+
+def by_environment(count):
+    where = f"localhost:{free_port()}"
+    names = {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": str(count)}
+    return [(names | {"JAX_PROCESS_ID": str(i)}, []) for i in range(count)]
+
+
+def by_slurm(count):
+    """What `srun` sets; JAX derives the port from the job's number."""
+    job = free_port(61440, 65535) - 61440
+    names = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
+    names |= {"SLURM_STEP_NUM_TASKS": str(count)}
+    return [(names | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}, []) for i in range(count)]
+
+
+def launch(out, processes, *overrides, devices=8, kills=None, own=None):
+    """Start a run's processes and wait for them; `kills` and `own` overrides are by process."""
+    started, running = time.monotonic(), []
+    for i, (names, flags) in enumerate(processes):
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)} "
+            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+            "PYTHONPATH": str(out.parent),
+            "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{len(processes)}"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        point = (kills or {}).get(i, ["none", "0"])
+        arguments = [str(out.parent / "hosts.yaml"), "--out", str(out), *flags, *overrides]
+        command = [
+            sys.executable,
+            str(Path(__file__).parents[1] / "kill_driver.py"),
+            *point,
+            "--",
+            *arguments,
+        ]
+        running.append(
+            subprocess.Popen(
+                [*command, *(own or {}).get(i, [])],
+                env=environment | names,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        shown = [process.communicate(timeout=240) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    codes = [process.returncode for process in running]
+    return codes, ["".join(texts) for texts in shown], time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "hosts.yaml").write_text(CONFIG)
+    (folder / "host_rewards.py").write_text("def short(text, problem):\n    return 1.0 / (1 + len(text))\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    codes, shown, _ = launch(place / "alone", [({}, [])])
+    assert codes == [0], shown
+    return place / "alone"
+
+
+@pytest.fixture(scope="module")
+def two(place):
+    codes, shown, _ = launch(place / "two", by_slurm(2))
+    assert codes == [0, 0], shown
+    return place / "two"
+
+
+def groups(folder):
+    for stage in sorted((folder / "rollouts").iterdir()):
+        yield from rollouts.read_groups(rollouts.open_stage(stage))
+
+
+def assert_same_rollouts(a, b):
+    for mine, theirs in zip(groups(a), groups(b), strict=True):
+        assert (mine.index, mine.problem) == (theirs.index, theirs.problem)
+        for x, y in zip(mine.rollouts, theirs.rollouts, strict=True):
+            assert (x.reward, x.finish, x.status) == (y.reward, y.finish, y.status)
+            np.testing.assert_array_equal(x.tokens, y.tokens)
+            np.testing.assert_allclose(x.logprobs, y.logprobs, atol=1e-5)
+
+
+def assert_same_end(a, b, tolerance):
+    """Sums over devices are taken in another order, so float32 differs in its last digits.
+
+    Quantiles and effective sample sizes are of micro-batches, whose rows depend on the mesh.
+    """
+    skipped = ("seconds", "padding", "ratio_p", "ess", "sequence_ess")
+    mine, theirs = ((f / "metrics.jsonl").read_text().splitlines() for f in (a, b))
+    for x, y in zip(map(json.loads, mine), map(json.loads, theirs), strict=True):
+        x, y = ({name: record[name] for name in record if not name.startswith(skipped)} for record in (x, y))
+        assert x.keys() == y.keys()
+        for name in x:
+            if isinstance(x[name], float):
+                assert x[name] == pytest.approx(y[name], rel=100 * tolerance, abs=100 * tolerance), name
+            else:
+                assert x[name] == y[name], name
+    weights = [jax.tree.leaves(jax.device_get(trained_model(folder, 8).params)) for folder in (a, b)]
+    for x, y in zip(*weights, strict=True):
+        np.testing.assert_allclose(x, y, atol=tolerance)
+
+
+def test_two_processes_that_slurm_started_are_one(alone, two):
+    assert_same_rollouts(alone, two)
+    assert_same_end(alone, two, 1e-5)
+    moved = trained_model(two, 8).params["embed"] - trained_model(two, 0).params["embed"]
+    assert np.abs(moved).max() > 1e-2
+
+
+def test_four_processes_on_another_mesh_are_one(alone, place):
+    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "mesh.sampling_tensor=2"]
+    codes, shown, _ = launch(place / "four", by_environment(4), *mesh)
+    assert codes == [0] * 4, shown
+    assert_same_rollouts(alone, place / "four")
+    assert_same_end(alone, place / "four", 1e-5)
+    assert "stage 1: 32 responses" in shown[0]  # only the first speaks
+    assert not any("responses" in text or "it/s" in text for text in shown[1:])
+
+
+def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, place):
+    out = place / "killed"
+    for phase, dead, kill in (
+        ("generation", 1, ["before a shard", "2"]),
+        ("updates", 1, ["before an update", "3"]),
+        ("checkpoint", 0, ["while saving", "2"]),
+    ):
+        codes, shown, seconds = launch(out, by_flags(2), kills={dead: kill})
+        assert codes[dead] == -9, (phase, shown)
+        assert seconds < 120 + 2 * PATIENCE
+        # When the first one dies, JAX may be quicker to end the others, and says so in its own words.
+        assert codes[1 - dead] == distributed.GONE or (codes[1 - dead], dead) == (-6, 0), (
+            phase,
+            codes,
+            shown,
+        )
+        assert f"mugrpo: another host is gone, process {dead}" in shown[1 - dead] or codes[1 - dead] == -6
+    # A stop asked of one stops both, after the same update, with a checkpoint.
+    codes, shown, _ = launch(out, by_flags(2), kills={1: ["before an update", "1", "term"]})
+    assert codes == [0, 0], shown
+    assert sum("stopping" in text for text in shown) >= 1
+    assert not (out / "checkpoints" / "000008").exists()
+    # What two processes began, one ends, on other devices.
+    codes, shown, _ = launch(out, [({}, [])], "mesh.fsdp=2", "mesh.tensor=2", devices=4)
+    assert codes == [0], shown
+    assert "continuing at stage" in shown[0]
+    assert_same_rollouts(out, two)
+    assert_same_end(out, two, 1e-5)
+
+
+def test_hosts_that_disagree_all_stop_and_name_the_key(place):
+    codes, shown, _ = launch(place / "disagree", by_flags(2), own={1: ["seed=7"]})
+    assert codes == [2, 2], shown
+    for text in shown:
+        assert "hosts disagree on the config: seed (7 there, 0 here)" in text
+    assert not (place / "disagree").exists()
+
+
+def test_a_failure_of_one_host_is_named_on_all(place):
+    missing = ["task.name=dataset", "task.options={train: there.jsonl}"]
+    (place / "there.jsonl").unlink(missing_ok=True)
+    codes, shown, _ = launch(place / "failed", by_flags(2), *missing)
+    assert codes == [2, 2], shown
+    assert all("there.jsonl: no such file" in text for text in shown)
+
+
+# -- finding each other
+
+
+def test_a_host_alone_gives_up_in_words(place):
+    hosts = by_flags(2)[:1]
+    hosts[0][1][hosts[0][1].index("--host-timeout") + 1] = "3"
+    codes, shown, _ = launch(place / "waiting", hosts)
+    assert codes == [2]
+    assert "were there within 3 s; start all of them" in shown[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("localhost:1", 2, None),
+            "--coordinator, --processes and --process go together; got localhost:1, 2, None",
+        ),
+        (("localhost", 2, 0), "--coordinator: expected host:port, such as 10.0.0.1:8476, got 'localhost'"),
+        (("localhost:80", 2, 2), "--process: 2 is not one of the 2 processes, counted from 0"),
+        (("localhost:1", 2, 1), "--coordinator: localhost:1 not reached within 0.3 s (Connection refused)"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ConfigError) as caught, distributed.hosts(*arguments, timeout_s=0.3):
+        pass
+    assert str(caught.value) == message
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"port {port} cannot be opened here \(Address already in use\)"
+        ):
+            distributed.hosts(f"localhost:{port}", 2, 0).__enter__()
+
+
+def test_a_laptop_is_no_cluster(monkeypatch):
+    assert not distributed._in_cluster()
+    for name, value in by_slurm(2)[0][0].items():
+        monkeypatch.setenv(name, value)
+    assert distributed._in_cluster()
+
+
+# -- checkpoints
+
+
+def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
+    shape = models.ModelConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        intermediate_size=16,
+    )
+    params = models.create(shape)[1]
+    optimizer = training.make_optimizer(configs.Optimizer(), 10)
+
+    def spread(mesh):
+        state = training.init_state(params, optimizer, track_drift=True)
+        return jax.device_put(state, training.state_sharding(mesh, state))
+
+    state = spread(models.make_mesh(fsdp=8))
+    noise = iter(jax.random.split(jax.random.key(0), 100))
+    state = jax.tree.map(
+        lambda x: x + jax.random.normal(next(noise), x.shape) if x.dtype == np.float32 else x + 3, state
+    )
+    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints())
+    store.save(state, Cursor(stage=1, updates=5))
+    store.wait()
+    devices = jax.devices()
+    for mesh in (
+        models.make_mesh(fsdp=2, tensor=2, devices=devices[4:]),
+        models.make_mesh(devices=devices[5:6]),
+    ):
+        target = spread(mesh)
+        found, cursor = store.restore(target)
+        assert cursor == Cursor(stage=1, updates=5)
+        for a, b, c in zip(*map(jax.tree.leaves, (found, state, target)), strict=True):
+            assert a.sharding == c.sharding
+            np.testing.assert_array_equal(a, b)
+    store.close()
+    assert float(optax.tree.norm(state.params)) > 1

@@ -1,0 +1,212 @@
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mugrpo_jax.evaluation.evaluate import (
+    Estimate,
+    Request,
+    Response,
+    as_table,
+    average_at_k,
+    average_results,
+    bootstrap,
+    bootstrap_average,
+    evaluate,
+    majority,
+    pass_at_k,
+)
+from mugrpo_jax.tasks import ANSWERS, InlineScorer, load_task
+
+PROBLEMS = load_task("arithmetic", train=0, test=12, seed=5).test
+
+
+def respond(request):
+    """A response that depends on its own request alone: right, wrong, without answer, or cut off."""
+    rng = random.Random(f"{request.index}/{request.sample}")
+    right = rng.random() < (request.index + 1) / 14
+    text = request.problem.solution if right else rng.choice(["1+1+0=02;2", "1+1+0", ";7"])
+    return Response(request.index, request.sample, text, "stop" if ";" in text else "length", len(text))
+
+
+def generate(requests):
+    """Responses in another order than the requests, as a sampler with slots gives them."""
+    return iter(sorted(map(respond, requests), key=lambda r: (r.length, -r.index, r.sample)))
+
+
+def run(problems=PROBLEMS, generate=generate, scorer="arithmetic", **options):
+    options = {"samples": 4, "ks": (1, 2, 4), "answer_of": ANSWERS["arithmetic"]} | options
+    with InlineScorer(scorer) as inline:
+        return evaluate(problems, generate, inline, **options)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():
+    for n in range(1, 9):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            subsets = list(itertools.combinations([1] * c + [0] * (n - c), k))
+            assert pass_at_k(n, c, k) == sum(map(any, subsets)) / len(subsets)
+
+
+def test_pass_at_k_is_unbiased_and_exact_for_large_n():
+    p, n, k = 0.3, 10, 4
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert sum(w * pass_at_k(n, c, k) for c, w in enumerate(chances)) == pytest.approx(1 - (1 - p) ** k)
+    assert pass_at_k(10_000, 1, 5_000) == 0.5
+    assert pass_at_k(1000, 3, 1) == 3 / 1000
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_refuses_impossible_counts(n, c, k):
+    with pytest.raises(ValueError, match=f"n={n}, c={c}, k={k}; possible"):
+        pass_at_k(n, c, k)
+
+
+def test_average_and_majority():
+    assert average_at_k([1.0, 0.0, 0.0, 1.0]) == 0.5 and average_at_k([0.1] * 10) == pytest.approx(0.1, abs=0)
+    assert majority(["a", "b", "b"], [1.0, 0.0, 0.0]) == 0.0
+    assert majority(["a", "a", "b"], [1.0, 1.0, 0.0]) == 1.0
+    assert majority(["a", "b", "c"], [1.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+    assert majority([None, None, "a"], [0.0, 0.0, 1.0]) == 1.0
+    assert majority([None, None], [0.0, 0.0]) == 0.0
+    assert majority(["a", "a", "b"], [0.5, 0.5, 1.0]) == 0.0
+    with pytest.raises(ValueError, match="values is empty"):
+        average_at_k([])
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    for confidence, low, high in ((0.95, 0.91, 0.975), (0.8, 0.74, 0.85)):
+        hits = 0
+        for trial in range(250):
+            skill = rng.beta(2, 3, size=60)  # problems differ; the truth is the mean over all problems, 0.4
+            values = rng.binomial(4, skill) / 4
+            estimate = bootstrap(values, confidence=confidence, resamples=250, seed=trial)
+            hits += estimate.low <= 0.4 <= estimate.high
+        assert low < hits / 250 < high
+
+
+def test_intervals_agree_with_the_normal_one_and_with_a_seed():
+    values = np.random.default_rng(0).random(500)
+    estimate = bootstrap(values, resamples=2500)
+    half = 1.96 * values.std(ddof=1) / math.sqrt(len(values))
+    assert estimate.mean == pytest.approx(values.mean())
+    assert estimate.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert estimate.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert bootstrap(values, resamples=2500) == estimate != bootstrap(values, resamples=2500, seed=1)
+
+
+def test_every_benchmark_counts_the_same_in_the_average():
+    large, small = [1.0] * 100, [0.0, 0.5]
+    estimate = bootstrap_average([large, small])
+    assert estimate.mean == pytest.approx((1.0 + 0.25) / 2)
+    assert (estimate.low, estimate.high) == (0.5, 0.75)
+    with pytest.raises(ValueError, match="benchmarks is empty"):
+        bootstrap_average([])
+
+
+@pytest.mark.parametrize(("values", "options"), [([], {}), ([[1.0]], {}), ([1.0], {"confidence": 1.0})])
+def test_bootstrap_refuses_what_it_cannot_do(values, options):
+    with pytest.raises(ValueError, match="possible"):
+        bootstrap(values, **options)
+
+
+def test_the_result_is_the_statistics_of_its_responses():
+    result = run()
+    rows = [[respond(Request(i, s, PROBLEMS[i])) for s in range(4)] for i in range(len(PROBLEMS))]
+    right = [[r.text.partition(";")[2] == PROBLEMS[r.index].answer for r in row] for row in rows]
+    assert result.problems == 12 and result.samples == 4
+    assert result.per_problem["avg@4"] == [sum(row) / 4 for row in right]
+    assert result.per_problem["pass@2"] == [pass_at_k(4, sum(row), 2) for row in right]
+    assert result.metrics["pass@1"].mean == pytest.approx(result.metrics["avg@4"].mean)
+    assert result.metrics["pass@4"].mean == pytest.approx(np.mean([any(row) for row in right]))
+    flat = [r for row in rows for r in row]
+    assert result.truncated == pytest.approx(np.mean([r.finish_reason == "length" for r in flat]))
+    assert 0 < result.truncated < 1 and 0 < result.metrics["majority@4"].mean < 1
+    assert result.mean_length == pytest.approx(np.mean([r.length for r in flat]))
+    assert result.statuses == {"ok": 48}
+    assert json.loads(result.as_json())["metrics"]["avg@4"]["mean"] == result.metrics["avg@4"].mean
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 17, 47])
+@pytest.mark.parametrize("torn", [b"", b'{"index": 3, "samp'])
+def test_resumed_equals_uninterrupted(stop_after, torn, tmp_path):
+    whole = run(out=tmp_path / "whole.jsonl")
+    out, asked = tmp_path / "deep" / "parts.jsonl", []
+
+    def killed(requests):
+        yield from itertools.islice(generate(requests), stop_after)
+        raise Killed
+
+    def counting(requests):
+        asked.extend(requests)
+        return generate(requests)
+
+    with pytest.raises(Killed):
+        run(generate=killed, out=out)
+    if stop_after:
+        with out.open("ab") as file:
+            file.write(torn)
+    assert run(generate=counting, out=out) == whole
+    assert len(asked) == 48 - stop_after
+    assert sorted(out.read_text().splitlines()) == sorted((tmp_path / "whole.jsonl").read_text().splitlines())
+    assert run(generate=lambda requests: pytest.fail("nothing is left to generate"), out=out) == whole
+
+
+def test_failures_of_the_reward_are_counted_and_shown(tmp_path):
+    failing = tuple(replace(p, answer="unreadable") for p in PROBLEMS[:2])
+    result = run(failing, scorer="countdown", answer_of=None)
+    assert result.statuses == {"error": 8} and "majority@4" not in result.metrics
+    assert result.examples.keys() == {"error"}
+    assert result.examples["error"].startswith(f"problem {failing[0].id}: ")  # the first of them
+    header, line = as_table([result]).splitlines()
+    assert header.endswith("not scored") and line.endswith(" 8")
+
+
+def test_results_of_another_evaluation_are_refused(tmp_path):
+    out = tmp_path / "results.jsonl"
+    run(out=out)
+    for options in ({"samples": 2, "ks": (1,)}, {"problems": PROBLEMS[::-1]}, {"problems": PROBLEMS[:3]}):
+        with pytest.raises(ValueError, match=r"results\.jsonl:\d+: result of problem .* use another file"):
+            run(out=out, **options)
+    out.write_text("[]\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:1: not a result"):
+        run(out=out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"problems": ()}, "test: no problems to evaluate"),
+        ({"ks": (1, 5)}, r"test: samples=4, ks=\[1, 5\]; possible: 1 <= k <= samples"),
+        ({"samples": 0, "ks": ()}, "samples=0"),
+        ({"generate": lambda requests: generate(requests[1:])}, "generate left out 1 of 48 responses"),
+        (
+            {"generate": lambda r: map(respond, [*r, r[0]])},
+            r"generate returned \(index, sample\) \(0, 0\), not",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        run(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_the_table_shows_benchmarks_and_their_average():
+    one, two = run(name="one"), run(PROBLEMS[:5], name="two", answer_of=None)
+    header, *lines = as_table([one, two]).splitlines()
+    assert header.split()[:4] == ["benchmark", "problems", "samples", "avg@4"]
+    assert [line.split()[0] for line in lines] == ["one", "two", "average"]
+    assert average_results([one, two]).keys() == {"avg@4", "pass@1", "pass@2", "pass@4"}
+    expected = 50 * (one.metrics["avg@4"].mean + two.metrics["avg@4"].mean)
+    assert f"{expected:.1f} [" in lines[2] and "–" in lines[1]
+    assert len(as_table([one]).splitlines()) == 2 and average_results([]) == {}
+    assert isinstance(average_results([one])["avg@4"], Estimate)

@@ -1,0 +1,197 @@
+"""A killed run continues with the same command and ends exactly as if nothing had happened."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import yaml
+
+from mugrpo_jax import rollouts
+
+CONFIG = """
+model:
+  source: tiny
+  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
+  compute_dtype: float32
+  sampling_dtype: float32
+  remat: none
+task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 6}, scorers: 0}
+sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 4}
+batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, stages: 2,
+        tokens_per_micro_batch: 128, length_multiple: 16}
+optimizer: {learning_rate: 1.0e-3}
+warm_start: {updates: 4, rows_per_update: 8}
+evaluation: {problems: 6}
+checkpoints: {every: 2, keep_last: 3}
+"""
+
+KILLS = [
+    [("scoring", 20)],
+    [("before a shard", 2)],
+    [("inside a shard", 3)],
+    [("before the manifest", 1), ("before the manifest", 1)],
+    [("before an update", 9), ("after an update", 2)],
+    [("journal", 12), ("journal", 1)],
+    [("while saving", 3), ("while saving", 1)],
+]
+
+
+def run(
+    folder: Path,
+    point: str = "none",
+    count: int = 0,
+    *more: str,
+    config: str = "config",
+    largest_file: int | None = None,
+) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    if largest_file is not None:
+        environment["LARGEST_FILE"] = str(largest_file)
+    driver = Path(__file__).parents[1] / "kill_driver.py"
+    arguments = [point, str(count), *more, "--", str(folder.parent / f"{config}.yaml"), "--out", str(folder)]
+    command = [sys.executable, str(driver), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "config.yaml").write_text(CONFIG)
+    # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts.
+    sparse = yaml.safe_load(CONFIG) | {
+        "checkpoints": {"every": 5, "keep_best": 0},
+        "warm_start": {"updates": 0},
+    }
+    sparse["batch"] |= {"updates_per_stage": 2, "stages": 6}
+    (folder / "sparse.yaml").write_text(yaml.safe_dump(sparse))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(place):
+    done = run(place / "whole")
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def outcome(folder: Path):
+    """Everything that must be the same: parameters, metrics without seconds, rollouts."""
+    step = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    options = ocp.CheckpointManagerOptions(step_format_fixed_length=6)
+    with ocp.CheckpointManager((folder / "checkpoints").absolute(), options=options) as manager:
+        state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+    journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in journal:
+        record.pop("seconds", None)
+    groups = [
+        rollouts.encode(group)
+        for stage in sorted((folder / "rollouts").iterdir())
+        for group in rollouts.read_groups(rollouts.open_stage(stage))
+    ]
+    return step, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], journal, groups
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    step, state, journal, groups = outcome(folder)
+    whole_step, whole_state, whole_journal, whole_groups = outcome(whole)
+    assert step == whole_step == 12
+    assert all((a == b).all() for a, b in zip(state, whole_state, strict=True))
+    assert journal == whole_journal
+    assert groups == whole_groups
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=lambda kills: " then ".join(point for point, _ in kills))
+def test_a_killed_run_ends_as_if_nothing_had_happened(base, tmp_path_factory, kills):
+    folder = base / ("killed-" + "-".join(f"{point}{count}" for point, count in kills).replace(" ", "_"))
+    for point, count in kills:
+        killed = run(folder, point, count)
+        assert killed.returncode == -9, killed.stderr
+    committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, base / "whole")
+    kept = {path: path.stat().st_mtime_ns for path in committed}
+    assert kept == committed  # no committed rollout was generated again
+
+
+def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
+    folder = base / "terminated"
+    stopped = run(folder, "before an update", 9, "term")
+    assert stopped.returncode == 0 and "stopping" in stopped.stdout, stopped.stderr
+    assert (
+        folder / "checkpoints" / "000005"
+    ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert_same(folder, base / "whole")
+
+
+@pytest.fixture(scope="module")
+def sparse(place):
+    folder = place / "sparse-whole"
+    done = run(folder, config="sparse")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def error(done: subprocess.CompletedProcess) -> str:
+    """The one line of a run that was refused."""
+    assert done.returncode == 2, done.stderr
+    return next(line for line in done.stderr.splitlines() if line.startswith("mugrpo: "))
+
+
+def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(place, sparse):
+    folder = place / "sparse-killed"
+    assert {path.name for path in (sparse / "checkpoints").iterdir()} == {"000010", "000012"}
+    assert run(folder, "before an update", 10, config="sparse").returncode == -9
+    assert max(path.name for path in (folder / "checkpoints").iterdir()) == "000005"
+    committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    assert len(committed) == 5  # of stages 0 to 4: the one under way at the checkpoint, and two after it
+    assert run(folder, config="sparse").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in committed} == committed
+    assert_same(folder, sparse)
+
+
+def test_a_damaged_shard_is_named_and_made_again_or_refused(place, sparse):
+    folder = place / "sparse-damaged"
+    assert run(folder, "before the manifest", 2, config="sparse").returncode == -9
+    (shard,) = (folder / "rollouts" / "stage-001").glob("*.arrayrecord")
+    flip(shard)
+    assert run(folder, "before an update", 7, config="sparse").returncode == -9  # regenerated, and gone on
+    under_way = folder / "rollouts" / "stage-002" / shard.name  # the checkpoint is that of update 5
+    under_way.write_bytes(under_way.read_bytes()[:-100])
+    message = error(run(folder, config="sparse"))
+    assert f"{under_way}: its checksum differs from manifest.json" in message
+    under_way.write_bytes((sparse / "rollouts" / "stage-002" / shard.name).read_bytes())
+    assert run(folder, config="sparse").returncode == 0
+    assert_same(folder, sparse)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(place, sparse):
+    folder = place / "sparse-full"
+    message = error(run(folder, config="sparse", largest_file=3000))  # enough for the config
+    assert "/checkpoints/" in message and "File too large" in message
+    message = error(run(folder, config="sparse", largest_file=20_000))  # enough for a checkpoint
+    shard = folder / "rollouts" / "stage-000" / "shard-00000.arrayrecord"
+    assert f"{shard}: cannot be written (" in message and "File too large" in message
+    assert not shard.exists()
+    assert run(folder, config="sparse").returncode == 0
+    assert_same(folder, sparse)

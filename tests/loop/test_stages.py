@@ -1,0 +1,284 @@
+"""Claims about the run loop: it is GRPO at µ = 4, it compiles once, and it does not wait for the device."""
+
+import json
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import models, rollouts
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import stages
+from mugrpo_jax.loop.job import Job
+from mugrpo_jax.loop.pending_metrics import InFlight
+from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.rollouts import micro_batches as batches
+from mugrpo_jax.runs.folder import Journal
+from mugrpo_jax.setup.run_setup import load_policy
+from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.training import CheckpointStore, UpdateStep
+
+CONFIG = """
+model:
+  source: tiny
+  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
+  compute_dtype: float32
+  sampling_dtype: float32
+  remat: none
+task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: run_rewards:short, scorers: 0}
+sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 16, prompts_per_shard: 8}
+batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 4, stages: 3,
+        tokens_per_micro_batch: 512, length_multiple: 32}
+objective: {name: grpo}
+optimizer: {learning_rate: 1.0e-2, eps: 1.0e-3, weight_decay: 0.1, grad_clip: 0.5}
+evaluation: {problems: 4}
+checkpoints: {every: 5, keep_best: 0, keep_last: 9}
+report: {samples: 4}
+track_drift: false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(program_folder):
+    """A folder with a config and a reward; programs compiled once for all runs in it."""
+    folder = program_folder
+    (folder / "run.yaml").write_text(CONFIG)
+    (folder / "run_rewards.py").write_text("def short(text, problem):\n    return 1.0 / (1 + len(text))\n")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+class Spy:
+    """What happened in a run, in order: journal records, dispatches, saves, compilations."""
+
+    def __init__(self, patch):
+        self.events, self.alive, self.phases = [], [], []
+        before = jax.live_arrays()
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+        self._wrap(patch, Journal, "write", lambda record: ("record", record["kind"], record["updates"]))
+        self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
+        self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
+        self._wrap(patch, Job, "generate", lambda state, stage, cursor: ("generate", stage))
+        patch.setattr(LiveReport, "_draw", lambda self: None)  # reads the config again, which traces the loss
+        optimise = Job.optimise
+
+        def timed(job, *arguments):
+            here = {id(array) for array in before}
+            # Single shards are views that a checkpoint took of whole arrays.
+            whole = [a for a in jax.live_arrays() if len(a.sharding.device_set) == len(jax.devices())]
+            self.alive.append([(a.shape, a.nbytes) for a in whole if id(a) not in here])
+            started = time.monotonic()
+            yield from optimise(job, *arguments)
+            self.phases.append(time.monotonic() - started)
+
+        patch.setattr(Job, "optimise", timed)
+
+    def _compiled(self, name, seconds, **_):
+        if name.startswith("/jax/core/compile/"):
+            self.events.append(("compile", name.rsplit("/", 1)[1]))
+
+    def _wrap(self, patch, owner, name, event):
+        original = getattr(owner, name)
+
+        def wrapped(this, *arguments, **keywords):
+            self.events.append(event(*arguments, **keywords))
+            return original(this, *arguments, **keywords)
+
+        patch.setattr(owner, name, wrapped)
+
+
+@pytest.fixture(scope="module")
+def watched(place):
+    """The whole run, with a spy in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        spy = Spy(patch)
+        jax.clear_caches()  # what other tests of this process compiled
+        stages.train(configs.load(place / "run.yaml"), place / "whole")
+        jax.monitoring.unregister_event_duration_listener(spy._compiled)
+    return spy
+
+
+def records(folder, kind):
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record for record in found if record["kind"] == kind]
+
+
+# -- what it computes
+
+
+def by_hand(config, folder, monkeypatch):
+    """GRPO without anything of the run loop but the rollouts it stored and the order it read them in."""
+    policy, params = load_policy(config)
+    params = jax.device_get(params)
+    decayed = {"embed", "head", "q", "k", "v", "o", "gate", "up", "down"}
+    mask = jax.tree.map_with_path(lambda path, _: path[-1].key in decayed, params)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adamw(1e-2, eps=1e-3, weight_decay=0.1, mask=mask)
+    )
+    opt_state = optimizer.init(params)
+
+    def log_probs(params, tokens):
+        logits = models.logits(policy.graphdef, params, tokens)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
+
+    @jax.jit
+    def update(params, opt_state, tokens, stored, mask, advantages):
+        def loss(params):
+            ratio = jnp.exp((log_probs(params, tokens) - stored) * mask)
+            gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+            return -((gain * mask).sum(1) / mask.sum(1)).mean()
+
+        gradient = jax.grad(loss)(params)
+        changes, opt_state_after = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, changes), opt_state_after
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "make_update", lambda groups, **_: groups)
+        for index in range(3):
+            stage = rollouts.open_stage(folder / "rollouts" / f"stage-{index:03d}")
+            stream = rollouts.UpdateStream(
+                stage, seed=0, stage_index=index, epochs=1, prompts_per_update=4, buckets=None
+            )
+            order = [next(stream) for _ in range(4)]
+            assert sorted(group.index for groups in order for group in groups) == list(range(16))
+            fresh = True
+            for groups in order:
+                tokens, stored, mask, advantages = rectangle(groups)
+                if fresh:  # the rollouts came from these very weights
+                    found = jax.jit(log_probs)(params, tokens)
+                    np.testing.assert_allclose(found * mask, stored, atol=3e-5)
+                    fresh = False
+                params, opt_state = update(params, opt_state, tokens, stored, mask, advantages)
+    return params
+
+
+def rectangle(groups, width=32):
+    """Responses as padded rows; column t of the results speaks of token t + 1."""
+    rows = [(group.prompt, r) for group in groups for r in group.rollouts]
+    tokens = np.zeros((len(rows), width), np.int32)
+    stored, mask = np.zeros((2, len(rows), width - 1), np.float32)
+    for i, (prompt, response) in enumerate(rows):
+        start, end = len(prompt), len(prompt) + len(response.tokens)
+        tokens[i, :start], tokens[i, start:end] = prompt, response.tokens
+        stored[i, start - 1 : end - 1], mask[i, start - 1 : end - 1] = response.logprobs, 1
+    rewards = np.array([[r.reward for r in group.rollouts] for group in groups])
+    spread = rewards.std(axis=1, ddof=1, keepdims=True)
+    advantages = (rewards - rewards.mean(axis=1, keepdims=True)) / (spread + 1e-6)
+    return tokens, stored, mask, advantages.reshape(-1, 1).astype(np.float32)
+
+
+def test_four_updates_a_stage_are_a_plain_grpo_loop(place, watched, monkeypatch):
+    config = configs.load(place / "run.yaml")
+    expected = by_hand(config, place / "whole", monkeypatch)
+    found = jax.device_get(trained_model(place / "whole", 12).params)
+    start = jax.device_get(load_policy(config)[1])
+    moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(start), strict=True)]
+    assert max(moved) > 0.05
+    assert max(record["clipped/tokens"] for record in records(place / "whole", "update")) > 0
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+# -- how it spends its time
+
+
+def test_nothing_is_traced_or_compiled_after_the_first_stage(watched):
+    first = watched.events.index(("generate", 1))
+    assert ("compile", "backend_compile_duration") in watched.events[:first]
+    assert [event for event in watched.events[first:] if event[0] == "compile"] == []
+
+
+def test_an_update_is_dispatched_before_the_last_one_is_read(watched):
+    dispatched, ahead = 0, []
+    for event in watched.events:
+        dispatched += event == ("dispatch",)
+        if event[:2] == ("record", "update"):
+            ahead.append(dispatched - event[2])
+    # Two updates are under way, but for the end of a stage and a checkpoint after the fifth and tenth update.
+    assert ahead == [2, 2, 1, 0, 0, 2, 1, 0, 1, 0, 1, 0]
+
+
+def test_checkpoints_are_counted_over_the_run_and_come_after_their_records(watched):
+    saves = [event[1] for event in watched.events if event[0] == "save"]
+    assert saves == [0, 5, 10, 12]  # every 5 updates whatever the stage, and the end
+    for updates in saves[1:]:
+        place = watched.events.index(("save", updates))
+        assert ("record", "update", updates) in watched.events[:place]
+        assert ("record", "update", updates + 1) not in watched.events[:place]
+
+
+def test_seconds_of_the_updates_add_up_to_the_time_of_the_phase(place, watched):
+    updates = records(place / "whole", "update")
+    for stage, seconds in enumerate(watched.phases):
+        found = sum(record["seconds"]["update"] for record in updates if record["stage"] == stage)
+        assert found <= seconds + 1e-3
+        assert found == pytest.approx(seconds, abs=0.05)
+
+
+def test_the_sampler_is_gone_before_the_updates_start(place, watched):
+    weights = sum(a.nbytes for a in jax.tree.leaves(trained_model(place / "whole", 12).params))
+    cache = (16, 32, 1, 8)  # slots, length, heads, width: 16 kB, twice
+    assert 2 * 4 * np.prod(cache) > weights
+    assert len(watched.alive) == 3
+    for arrays in watched.alive:
+        # Weights, two moments, some counters; a sampler would add its weights and its cache.
+        assert 3 * weights <= sum(size for _, size in arrays) < 3 * weights + 1000, arrays
+        assert cache not in [shape for shape, _ in arrays]
+
+
+def test_the_record_of_a_stage_says_what_was_generated_and_where_the_time_went(place, watched):
+    for record in records(place / "whole", "stage"):
+        groups = list(
+            rollouts.read_groups(rollouts.open_stage(place / f"whole/rollouts/stage-{record['stage']:03d}"))
+        )
+        found = [rollout for group in groups for rollout in group.rollouts]
+        lengths = [len(rollout.tokens) for rollout in found]
+        assert record["responses"] == len(found) == 64
+        assert record["response_tokens"] == sum(lengths)
+        assert record["response_length"] == pytest.approx(np.mean(lengths))
+        assert record["longest_response"] == max(lengths)
+        assert record["reward"] == pytest.approx(np.mean([rollout.reward for rollout in found]))
+        stopped = sum(rollout.finish == "stop" for rollout in found)
+        assert record["finish"] == {"length": 64 - stopped, "stop": stopped}
+        assert record["status"] == {"ok": 64, "timeout": 0, "crash": 0, "error": 0, "invalid": 0}
+        seconds = record["seconds"]
+        assert 0 < seconds["occupancy"] <= 1
+        assert (seconds["compile"] == 0) if record["stage"] else (seconds["compile"] <= seconds["sample"])
+        assert min(seconds[name] for name in ("sample", "score_wait", "write", "switch")) >= 0
+        parts = seconds["sample"] + seconds["score_wait"] + seconds["switch"]
+        assert parts <= seconds["generate"] + 1e-6
+
+
+def test_compiling_is_told_where_it_happened(place, watched):
+    first, *later = records(place / "whole", "evaluation")
+    assert 0 < first["seconds"]["compile"] < first["seconds"]["evaluate"]  # the sampler's programs
+    assert all(record["seconds"]["compile"] == 0 for record in later)
+    compiled = [record["seconds"]["compile"] for record in records(place / "whole", "update")]
+    assert compiled[0] > 0 and not any(compiled[4:])  # after the first stage
+
+
+def test_records_follow_two_updates_behind_and_flush_in_order():
+    seen = []
+    in_flight = InFlight(lambda about, metrics, seconds: seen.append((about, metrics)))
+    for update in range(4):
+        in_flight.add(update, {"loss": jnp.float32(update)})
+        assert [about for about, _ in seen] == list(range(max(0, update - 1)))
+    in_flight.flush()
+    assert seen == [(update, {"loss": float(update)}) for update in range(4)]
+
+
+def test_too_many_skipped_updates_stop_the_run(place):
+    settings = ["optimizer.learning_rate=1e30", "optimizer.max_skipped=1", "evaluation.problems=0"]
+    jax.clear_caches()  # what earlier runs of this process compiled
+    with pytest.raises(ConfigError, match=r"update \d+: 2 updates had a non-finite gradient"):
+        stages.train(configs.load(place / "run.yaml", settings), place / "skipped")
+    assert records(place / "skipped", "update")[-1]["skipped"] == 2
+    # Nothing was evaluated before it.
+    seconds = records(place / "skipped", "stage")[0]["seconds"]
+    assert 0 < seconds["compile"] < seconds["sample"]

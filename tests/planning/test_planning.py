@@ -1,0 +1,361 @@
+"""Plans: known shapes, the shipped configs, costs read from programs, what fits and what is said if not."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import models
+from mugrpo_jax.cli.main import main
+from mugrpo_jax.models.config import from_hf, to_hf
+from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
+from mugrpo_jax.models.io.loading import load_model, model_shape
+from mugrpo_jax.planning import CHIPS, Assumptions, check_memory, compile_plan, find_topology, plan_run
+from mugrpo_jax.planning import compiled_plan as compiled_plans
+from mugrpo_jax.planning.advice import candidates, nearest_fit
+from mugrpo_jax.planning.costs import Program
+from mugrpo_jax.planning.estimate import seconds
+from mugrpo_jax.planning.programs import largest_shapes
+from mugrpo_jax.rollouts import plan_buckets
+
+ROOT = Path(__file__).parents[2]
+PAPER = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
+TARGETS = sorted((ROOT / "configs" / "targets").glob("*.yaml"))
+TINY = {
+    "model": {
+        "tiny": {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "num_kv_heads": 2,
+            "intermediate_size": 64,
+        },
+        "compute_dtype": "float32",
+        "sampling_dtype": "float32",
+        "remat": "none",
+    },
+    "sampling": {"max_prompt_tokens": 16, "max_response_tokens": 16, "slots": 16},
+    "batch": {"prompts_per_update": 8, "tokens_per_micro_batch": 512, "length_multiple": 32},
+    "objective": {"name": "grpo"},
+    "mesh": {"fsdp": 4, "tensor": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def config():
+    return configs.build(configs.RunConfig, TINY, "test")
+
+
+@pytest.fixture(scope="module")
+def plan(config):
+    return compile_plan(config, "cpu:8")
+
+
+# -- known shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("meta-llama/Llama-3.2-3B-Instruct", 3_212_749_824),
+        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("Qwen/Qwen3-1.7B-Base", 1_720_574_976),
+        ("Qwen/Qwen3-8B-Base", 8_190_735_360),
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
+    ],
+)
+def test_known_shapes_have_the_published_number_of_parameters(name, published):
+    assert model_shape(name).num_params == published == KNOWN_SHAPES[name].num_params
+    leaves = jax.tree.leaves(models.abstract(KNOWN_SHAPES[name])[1])
+    assert sum(leaf.size for leaf in leaves) == published
+
+
+def test_known_shapes_are_what_their_config_files_say():
+    assert all(from_hf(to_hf(shape)) == shape for shape in KNOWN_SHAPES.values())
+
+
+def test_a_local_folder_comes_before_a_known_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Qwen" / "Qwen3-8B-Base"
+    folder.mkdir(parents=True)
+    shape = models.loading.tiny_shape(models.CharTokenizer("abc"))
+    (folder / "config.json").write_text(json.dumps(to_hf(shape)))
+    assert model_shape("Qwen/Qwen3-8B-Base").num_params == shape.num_params
+
+
+def test_weights_of_a_hub_name_are_downloaded_and_offline_is_one_line(tmp_path, monkeypatch):
+    asked = {}
+
+    def no_network(name, *, allow_patterns):
+        asked[name] = allow_patterns
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(ValueError, match=r"model 'Qwen/Qwen3-8B-Base': .*Hub.*no route to host") as caught:
+        load_model("Qwen/Qwen3-8B-Base")
+    assert "\n" not in str(caught.value)
+    wanted = asked["Qwen/Qwen3-8B-Base"]
+    assert {"config.json", "tokenizer.json", "*.safetensors"} < set(wanted)
+    assert not [pattern for pattern in wanted if pattern.endswith((".bin", ".py", ".pt", "*"))]
+
+
+# -- the shipped configs
+
+
+def test_the_paper_has_twenty_configs_and_each_plans_dry(capsys):
+    assert len(PAPER) == 20
+    sources, methods = set(), set()
+    for path in PAPER:
+        assert main(["train", str(path), "--dry-run"]) == 0, path
+        shown = capsys.readouterr().out
+        config = configs.load(path)
+        sources.add(config.model.source)
+        methods.add((config.objective.name, config.batch.updates_per_stage))
+        assert config.total_updates == 4096 and "= 4,096 updates" in shown
+        header = path.read_text().split("seed:")[0]
+        assert "# Published:" in header and "# Assumed" in header and config.model.source in header
+    assert sources < set(KNOWN_SHAPES) and len(sources) == 5
+    assert methods == {("mu_grpo", 1024), ("grpo", 4), ("grpo", 1024), ("m2po", 1024)}
+
+
+# -- costs, read from programs
+
+
+def compiled(function, *shapes, mesh, specs, out):
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, specs)
+    ]
+    jitted = jax.jit(function, out_shardings=NamedSharding(mesh, out))
+    return Program(jitted.lower(*arguments).compile().as_text(), mesh.size).cost()
+
+
+def test_loops_count_as_often_as_they_run():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def scanned(x, weights):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0]
+
+    cost = compiled(scanned, (8, 32), (7, 32, 32), mesh=mesh, specs=(P(), P()), out=P())
+    assert cost.flops == 7 * 2 * 8 * 32 * 32
+    assert cost.collectives == ()
+    # Each step reads its own 32 × 32 weights, not the stack.
+    assert 7 * 4 * 32 * 32 <= cost.bytes <= 3 * 7 * 4 * (32 * 32 + 2 * 8 * 32)
+
+
+def test_a_loop_of_unknown_length_counts_once():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def until(x, w):
+        return jax.lax.while_loop(lambda x: x.sum() < 1e6, lambda x: x @ w, x)
+
+    cost = compiled(until, (8, 32), (32, 32), mesh=mesh, specs=(P(), P()), out=P())
+    assert cost.flops == 2 * 8 * 32 * 32
+
+
+def test_a_loop_that_may_end_early_counts_in_full_if_it_has_one_counter():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def loop(going):
+        def run(x, w):
+            step = lambda state: (state[0] + 1, state[1] @ w)  # noqa: E731
+            return jax.lax.while_loop(lambda state: going(*state), step, (jnp.int32(0), x))[1]
+
+        return compiled(run, (8, 32), (32, 32), mesh=mesh, specs=(P(), P()), out=P()).flops
+
+    once = 2 * 8 * 32 * 32
+    assert loop(lambda i, x: i < 5) == 5 * once
+    # Another reason to stop: the decode loop, whose cost is asked for by the step.
+    assert loop(lambda i, x: (i < 5) & (x.sum() < 1e-3)) == once
+    assert loop(lambda i, x: (jnp.sum(x > 0) < 7) & (i < 5)) == once
+    assert loop(lambda i, x: jnp.sum(x > 0) < 7) == once
+
+
+def test_a_head_that_may_leave_chunks_out_counts_in_full():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+
+    def head(hidden, matrix):
+        targets, wanted = jnp.zeros((1, 1024), jnp.int32), hidden[:, :, 0] > 0
+        return models.logprobs_from_hidden(hidden, matrix, targets, wanted=wanted, chunk=128)[0]
+
+    cost = compiled(head, (1, 1024, 16), (40, 16), mesh=mesh, specs=(P(), P()), out=P())
+    assert cost.flops == 2 * 1024 * 16 * 40
+
+
+def test_messages_are_counted_by_kind_size_and_group():
+    mesh = models.make_mesh(fsdp=4, tensor=2)
+    gather = compiled(lambda x: x, (64, 32), mesh=mesh, specs=(P("fsdp", "tensor"),), out=P(None, "tensor"))
+    (found,) = gather.collectives
+    assert (found.kind, found.group, found.count) == ("all-gather", 4, 1)
+    assert found.sent == 3 / 4 * 4 * 64 * 16 == gather.sent
+    product = compiled(
+        lambda x, w: x @ w, (8, 32), (32, 16), mesh=mesh, specs=(P(None, "tensor"), P("tensor")), out=P()
+    )
+    assert product.by_kind() == {"all-reduce": (1, 2 * 1 / 2 * 4 * 8 * 16)}
+    assert product.flops == 2 * 8 * 16 * 16
+
+
+def test_seconds_follow_from_costs_and_peaks():
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+    cost = compiled(jnp.matmul, (64, 64), (64, 64), mesh=mesh, specs=(P(), P()), out=P())
+    time = seconds(cost, CHIPS["h200"], Assumptions(compute=0.5, memory=1.0))
+    assert time.compute == 2 * 64**3 / (989e12 * 0.5) and time.link == 0
+    assert time.overlapped == max(time.compute, time.memory) and time.added == time.compute + time.memory
+    assert seconds(cost, dataclasses.replace(CHIPS["h200"], flops=None), Assumptions()) is None
+
+
+# -- plans
+
+
+def test_only_shapes_that_decide_about_memory_are_compiled():
+    alike = plan_buckets(1024, 4096, unit=128)
+    (found,) = largest_shapes(alike)  # as many tokens as the others, in the longest rows
+    assert (found.length, found.tokens) == (1024, 4096) and len(alike.shapes) > 4
+    (padded,) = largest_shapes(plan_buckets(1024, 512, 8, unit=128))  # a row on each of eight devices
+    assert (padded.length, padded.tokens) == (1024, 8 * 1024)
+
+
+def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
+    names = [program.name for program in plan.programs]
+    assert names == [
+        "update 512 tokens in rows of 32",
+        "optimizer",
+        "prefill 16 × 16",
+        "decode 16 slots, 32 entries",
+    ]
+    update, optimizer, prefill, decode = plan.programs
+    weights = plan.run.memory.weights
+    state = plan.run.memory.state
+    assert 0 <= update.resident - state <= 64 and update.arguments >= 2 * weights and update.temporaries > 0
+    assert optimizer.arguments >= state + weights and optimizer.outputs < weights
+    assert decode.arguments >= plan.run.sampler.cache_bytes and prefill.resident > decode.resident
+    assert plan.fits and plan.peak == max(program.peak for program in plan.programs)
+    assert set(update.cost.by_kind()) >= {"all-gather", "all-reduce"} and update.cost.flops > 0
+    assert optimizer.cost.flops == 0
+    # Forward and backward of every matrix: six times its size for each token, on an eighth of the devices.
+    matrices = plan.run.model.num_params * 6 * 512 / 8
+    assert 0.8 * matrices < update.cost.flops < 1.8 * matrices
+    assert plan.estimate() is None  # a CPU has no published peak
+
+
+def test_a_plan_is_text_and_json(plan):
+    shown = str(plan)
+    assert "decode 16 slots" in shown and "peak" in shown and "8 × CPU device" in shown
+    read = json.loads(plan.as_json())
+    assert read["fits"] is True and read["peak"] == plan.peak and read["mesh"]["tensor"] == 2
+    assert [p["name"] for p in read["programs"]] == [p.name for p in plan.programs]
+    assert read["programs"][0]["collectives"]["all-gather"]["count"] > 0
+
+
+def test_times_follow_for_a_chip_with_peaks(plan):
+    fast = dataclasses.replace(
+        plan, topology=dataclasses.replace(plan.topology, chip=CHIPS["v5e"]), assumed=Assumptions()
+    )
+    estimate = fast.estimate()
+    run = plan.run
+    assert estimate.update > 0 and estimate.hours == estimate.generate_hours + estimate.update_hours
+    assert estimate.update_hours == pytest.approx(run.updates * estimate.update / 3600)
+    assert estimate.decode_tokens == pytest.approx(16 * 0.9 / estimate.step)
+    slower = dataclasses.replace(fast, assumed=Assumptions(compute=0.1, memory=0.1, link=0.1)).estimate()
+    assert slower.hours > 2 * estimate.hours
+    assert "tokens/s" in str(fast) and "90% of the slots" in str(fast)
+
+
+def test_what_is_too_large_is_named_with_what_would_fit(plan, monkeypatch):
+    update = plan.programs[0]
+    small = dataclasses.replace(plan.topology.chip, memory=int(update.peak / 0.96) - 1)
+    tight = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, chip=small))
+    assert not tight.fits and tight.too_large == [p for p in plan.programs if p.peak > tight.capacity]
+    assert f"TOO LARGE   {update.name}" in str(tight)
+    tried = list(candidates(tight))
+    assert tried[0][-1] == "model.remat=full" and tried[-3][-2:] == ("mesh.tensor=4", "mesh.fsdp=-1")
+    assert any("track_drift=false" in overrides for overrides in tried)
+    shown = str(dataclasses.replace(tight, proposal=tried[0]))
+    assert "it fits with model.remat=full" in shown
+
+
+def test_a_proposal_is_compiled_and_fits(plan):
+    # Room for the state without drift, but not for the one with it.
+    least = max(program.peak for program in plan.programs) - plan.run.memory.drift // 2
+    chip = dataclasses.replace(plan.topology.chip, memory=int(least / 0.96))
+    tight = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, chip=chip))
+    found = nearest_fit(tight, plan.run.model, progress=False)
+    assert not tight.fits and found and found[0].split("=")[0] in ("sampling.slots", "model.remat")
+
+
+def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch):
+    run = plan_run(config)
+    everything = compiled_plans.lowered_programs
+    monkeypatch.setattr(compiled_plans, "lowered_programs", lambda run: everything(run)[1:2])
+    check_memory(run)
+    small = dataclasses.replace(CHIPS["v5e"], memory=10_000)
+    monkeypatch.setattr(compiled_plans, "chip_of", lambda device: small)
+    with pytest.raises(configs.ConfigError, match=r"memory: optimizer takes .* of a device's 10 kB; "):
+        check_memory(run)
+    large = plan_run(config, device_memory=1000)
+    with pytest.raises(configs.ConfigError, match=r"memory: the training state takes .* 1 kB are free"):
+        check_memory(large)
+
+
+def test_a_host_of_a_larger_slice_samples_as_a_slice_of_its_own():
+    pytest.importorskip("libtpu")
+    topology = find_topology("v5e:4x4")
+    assert topology.hosts == 4 and len(topology.host_devices()) == 4
+    assert {device.process_index for device in topology.host_devices()} == {0}
+    assert not set(topology.host_devices()) & set(topology.devices)
+    gpus = find_topology("h100:8")
+    assert gpus.hosts == 1 and len(gpus.host_devices()) == 8 and gpus.stand_in == "v5p:2x2x2"
+    assert "an estimate" in str(gpus) and gpus.chip.name == "NVIDIA H100 SXM"
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        (
+            "v9:2x2",
+            "topology 'v9:2x2': expected KIND:SHAPE with KIND one of v5e, v5p, v6e, gpu, h100, h200, cpu",
+        ),
+        ("v5p-32", "v5p-32 counts cores: v5p:2x2x4"),
+        ("v5e", "expected KIND:SHAPE"),
+        ("v5e:4", "the shape of v5e has 2 positive numbers, as v5e:4x4"),
+        ("v5p:4x4", "the shape of v5p has 3 positive numbers, as v5p:2x2x4"),
+        ("gpu:many", "the shape of gpu has 1 positive numbers, as gpu:8"),
+        ("cpu:0", "the shape of cpu has 1 positive numbers"),
+        ("cpu:99", "this process has 8 CPU devices; set XLA_FLAGS=--xla_force_host_platform_device_count=99"),
+    ],
+)
+def test_an_unknown_topology_is_one_line(topology, message):
+    with pytest.raises(ValueError) as caught:
+        find_topology(topology)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_refuses_in_one_line(capsys):
+    path = str(ROOT / "configs" / "quickstart.yaml")
+    for arguments, message in (
+        (["--topology", "v9:2x2"], "topology 'v9:2x2': expected KIND:SHAPE"),
+        (["--json"], "--json: only a compiled plan has this form; name a --topology"),
+    ):
+        assert main(["plan", path, *arguments]) == 2
+        shown = capsys.readouterr().err
+        assert message in shown and shown.count("\n") == 1
+
+
+def test_a_mesh_that_does_not_multiply_to_the_devices_is_one_line(config):
+    wrong = configs.changed(config, ["mesh.fsdp=3", "mesh.tensor=1"])
+    with pytest.raises(ValueError, match=r"topology 'cpu:8': mesh: .* does not multiply to the 8 devices"):
+        compile_plan(wrong, "cpu:8")
+    undivided = configs.changed(config, ["model.tiny.num_kv_heads=1"])
+    with pytest.raises(ValueError, match=r"mesh: tensor=2 does not divide the model's num_kv_heads=1"):
+        compile_plan(undivided, "cpu:8")

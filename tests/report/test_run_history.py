@@ -1,0 +1,147 @@
+"""Runs as numbers and text."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from synthetic import write_run
+
+from mugrpo_jax import report
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.report import run_history as history
+from mugrpo_jax.report import staleness_law as law
+
+
+def cut(folder, lines):
+    """Keep the first lines of a journal, as if the run had been killed there."""
+    kept = (folder / "metrics.jsonl").read_text().splitlines()[:lines]
+    (folder / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+
+
+def test_a_run_in_numbers(tmp_path):
+    run = report.read_run(write_run(tmp_path / "run", stages=3, mu=4))
+    assert [stage.stage for stage in run.stages()] == [0, 1, 2] and run.boundaries == [4, 8]
+    last = run.stages()[-1]
+    assert (last.updates, last.reward, last.generate_seconds) == (4, pytest.approx(0.6), 12.0)
+    assert last.vetoed == pytest.approx(0.02 * np.mean([0, 1 / 16, 4 / 16, 9 / 16]))
+    assert last.ess == pytest.approx(math.exp(-0.75))  # at its last update
+    assert last.update_seconds == pytest.approx(2.0) and last.accuracy == pytest.approx(0.8)
+    text = report.summary(run)
+    assert "held-out accuracy 0.200 ± 0.020 → 0.800 ± 0.020 on 50 problems" in text
+    assert text.splitlines()[-1].split() == ["2", "4", "0.600", "0.44", "%", "0.472", "12.0", "2.0", "0.800"]
+    assert run.finished and run.done == 12
+
+
+def test_a_run_under_way_has_no_accuracy_for_its_open_stage(tmp_path):
+    folder = write_run(tmp_path / "run", mu=4)
+    cut(folder, 6)  # two updates into stage 0
+    run = report.read_run(folder)
+    (stage,) = run.stages()
+    assert stage.updates == 2 and math.isnan(stage.accuracy) and not run.finished
+    assert "–" in report.summary(run)
+
+
+def test_every_second_is_in_one_phase(tmp_path):
+    run = report.read_run(write_run(tmp_path / "run", stages=2, mu=4))
+    start = {"warm start": 2.0, "evaluation": 2.0, "switching": 0.5}
+    stage = {"generation": 9.0, "scoring": 2.0, "update": 2.0, "evaluation": 2.0, "switching": 2.9}
+    assert {k: v for k, v in run.phases[-1].items() if v} == pytest.approx(start)
+    assert {k: v for k, v in run.phases[0].items() if v} == pytest.approx(stage)
+    assert sum(sum(phases.values()) for phases in run.phases.values()) == pytest.approx(run.seconds)
+    assert run.updates[0]["seconds"]["clock"] == pytest.approx(4.5 + 13 + 0.6)
+
+
+def test_compiling_is_taken_out_of_the_phase_it_happened_in(tmp_path):
+    folder = write_run(tmp_path / "run", stages=1, mu=4)
+    path = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()[:-1]]  # the last is cut short
+    compiled = {"evaluation": 1.5, "stage": 3.0, "update": 0.4}
+    for record in records:
+        record["seconds"]["compile"] = compiled.pop(record["kind"], 0.0)  # the first of each kind
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = report.read_run(folder)
+    assert not compiled and run.phases[-1]["evaluation"] == pytest.approx(0.5)
+    assert run.phases[-1]["compiling"] == pytest.approx(1.5)
+    found = {name: run.phases[0][name] for name in ("generation", "update", "compiling")}
+    assert found == pytest.approx({"generation": 6.0, "update": 1.6, "compiling": 3.4})
+    assert sum(sum(phases.values()) for phases in run.phases.values()) == pytest.approx(run.seconds)
+
+
+def test_older_journals_have_a_clock_too(tmp_path):
+    folder = write_run(tmp_path / "run", stages=1, mu=2)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]]
+    for record in records:
+        del record["seconds"]["elapsed"]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (folder / "environment.json").unlink()
+    run = report.read_run(folder)
+    assert run.seconds == pytest.approx(2 * 1.0 + 2 * 2.0 + 12.0 + 2 * 0.5) and run.environment == {}
+
+
+def test_a_mean_over_nothing_is_no_value(tmp_path):
+    folder = write_run(tmp_path / "run", stages=1, mu=2)
+    run = report.read_run(folder)
+    run.updates[0].update({"negative_tokens": 0.0, "ratio/negative_tokens": 0.0})
+    run.updates[1].update({"negative_tokens": 5.0, "ratio/negative_tokens": 0.0})
+    assert np.array_equal(run.values("ratio/negative_tokens"), [np.nan, 0.0], equal_nan=True)
+    assert np.isnan(run.values("never/recorded")).all()
+
+
+def test_runs_of_the_same_name_are_called_by_their_paths(tmp_path):
+    runs = [report.read_run(write_run(tmp_path / name)) for name in ("a", "b", "c/a")]
+    assert history.names(runs) == [str(tmp_path / "a"), "b", str(tmp_path / "c/a")]
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"not the folder of a run"):
+        report.read_run(tmp_path)
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl: nothing recorded yet"):
+        report.read_run(folder)
+    with pytest.raises(ConfigError, match=r"no rollouts yet"):
+        report.describe_rollouts(folder)
+
+
+def test_where_a_run_stands_on_the_law(tmp_path):
+    run = report.read_run(write_run(tmp_path / "run", stages=2, mu=100, rate=1e-4))
+    place = law.position(run)
+    assert (place.lag, place.updates, place.update_size) == (100, 200, pytest.approx(100.0))
+    # ESS = exp(-i / 100) falls below a half at i = 69.3, where the drift is 0.1 √70.3.
+    assert place.batch_drift == pytest.approx(0.1 * math.sqrt(70.3), rel=1e-3)
+    assert place.collapse is None
+    said = " ".join(law.advice(run))
+    assert "S·η = 0.01 and T·η = 0.02: 6,250 times the limit" in said and "or stages of 83 updates" in said
+
+
+def test_constants_are_fitted_to_runs_of_one_objective(tmp_path):
+    runs = [
+        report.read_run(write_run(tmp_path / f"r{rate}", stages=1, mu=64, rate=rate)) for rate in (1e-5, 1e-4)
+    ]
+    assert law.fit(runs[:1]) is None
+    constants = law.fit(runs).constants
+    assert constants.horizon == pytest.approx(64e-4)  # nobody collapsed: the furthest that any run came
+    said = law.advice(runs[0], law.fit(runs))
+    assert "Fitted to these runs" in said[-1]
+    by_rate = law.advice(runs[0], law.fit(runs)._replace(misplaced=2))
+    assert by_rate[:-1] == said and by_rate[-1].startswith("But 2 of the runs lie on the wrong side")
+    for record in runs[1].updates[20:]:
+        record["reward"] = 0.0
+    assert law.position(runs[1]).collapse == pytest.approx(24, abs=3)
+    # Means of 8 of 0.1 sin(i) swing by 0.1 |sin 4| / (8 sin ½).
+    assert law.position(runs[1]).cosine == pytest.approx(0.01973, abs=1e-4)
+    grpo = report.read_run(write_run(tmp_path / "grpo", mu=8, overrides=["objective.name=grpo"]))
+    assert law.fit([*runs, grpo]) is None
+
+
+def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
+    run = report.read_run(write_run(tmp_path / "run", stages=2, mu=100))
+    assert math.isnan(law.position(run).critical_drift)
+    for record, accuracy in zip(run.evaluations, (0.4, 0.4, 0.0)):  # after 0, 100 and 200 updates
+        record["accuracy"] = accuracy
+    place = law.position(run)
+    assert place.collapse == 150
+    # 100 updates of the first stage and 50 of the second, each 0.1 √(updates) from its beginning.
+    assert place.critical_drift == pytest.approx(0.1 * (math.sqrt(100) + math.sqrt(50)))
+    assert "held-out accuracy fell below half of its best for good at update 150" in " ".join(law.advice(run))

@@ -1,0 +1,294 @@
+"""The scripts of the reproduction: queue, collected files, tables and figures, on runs that cost nothing."""
+
+import dataclasses
+import importlib
+import json
+import re
+import shutil
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "report")]
+reproduce = importlib.import_module("reproduce")
+reproduce_collect = importlib.import_module("reproduce_collect")
+reproduce_queue = importlib.import_module("reproduce_queue")
+reproduce_tables = importlib.import_module("reproduce_tables")
+write_run = importlib.import_module("synthetic").write_run
+Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
+
+# What `mugrpo` does, in small: it ends well, fails, or waits until it is asked to stop (and ends next time).
+FAKE = """
+import os, signal, sys, time
+from pathlib import Path
+what, folder = sys.argv[1], Path(sys.argv[2])
+(folder / "memory").write_text(os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"])
+if what == "fails":
+    sys.exit("\\n".join(f"line {i}" for i in range(40)) + "\\rlast words")
+if what == "waits" and not (folder / "half").exists():
+    signal.signal(signal.SIGTERM, lambda *_: ((folder / "half").touch(), sys.exit(0)))
+    (folder / "ready").touch()
+    time.sleep(60)
+time.sleep(float(what) if what[0].isdigit() else 0)
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.setattr(reproduce_queue, "MUGRPO", (sys.executable, "-c", FAKE))
+    monkeypatch.setattr(reproduce_queue.signal, "signal", lambda *_: None)  # pytest keeps its own
+
+    def make(name, what="ends", dropped=()):
+        return Work(tmp_path / name, (what, tmp_path / name), dropped)
+
+    return make
+
+
+def queue(jobs, seconds):
+    return Queue(jobs, seconds, Path("programs"))
+
+
+def said(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
+    works = [work("a", "fails"), work("b", "1.5"), work("c", dropped=("checkpoints",))]
+    (works[2].folder / "checkpoints").mkdir(parents=True)
+    both = queue(jobs=2, seconds=60)
+    assert not both.run(works)
+    assert both.failed == ["a"] and [w.done.exists() for w in works] == [False, True, True]
+    (failure,) = [record for record in said(capsys) if record["what"] == "failed"]
+    assert failure["status"] == 1 and len(failure["tail"]) == 15 and failure["tail"][-1] == "last words"
+    assert not (works[2].folder / "checkpoints").exists()
+    # All three had company at some time, and each its share of the memory.
+    assert all((w.folder / "shared_gpu").exists() for w in works)
+    assert (works[0].folder / "memory").read_text() == "0.450"
+
+
+def test_runs_one_at_a_time_were_alone(work, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
+    works = [work("a"), work("b")]
+    assert queue(jobs=1, seconds=60).run(works)
+    assert not any((w.folder / "shared_gpu").exists() for w in works)
+    assert reproduce_collect.summary(works[0].folder)["alone"]
+    assert (works[0].folder / "memory").read_text() == "0.3"  # what the user says holds
+
+
+def test_a_run_that_left_before_its_last_update_is_not_done(work, capsys):
+    early = dataclasses.replace(work("a", dropped=("checkpoints",)), updates=5)
+    (early.folder / "checkpoints").mkdir(parents=True)
+    (early.folder / "metrics.jsonl").write_text('{"kind": "update", "updates": 4}\n')
+    assert not queue(jobs=1, seconds=60).run([early])
+    assert [record["what"] for record in said(capsys)] == ["start", "stopped"]
+    assert (early.folder / "checkpoints").exists()
+    end = {"kind": "update", "updates": 5, "tokens": 1, "seconds": {"update": 1}}
+    (early.folder / "metrics.jsonl").write_text(json.dumps(end) + "\n")
+    assert queue(jobs=1, seconds=60).run([early]) and not reproduce_collect.summary(early.folder)["alone"]
+
+
+def test_what_is_stopped_at_the_deadline_is_continued_by_the_next_call(work, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce_queue, "EVERY", 0.5)
+    works = [work("a"), work("b", "waits"), work("c")]
+    assert not queue(jobs=1, seconds=25 + 2).run(works)  # a margin of 25 s is left to save in
+    records = said(capsys)
+    assert [r["run"] for r in records if r["what"] == "stopped"] == ["b"]
+    assert any("b" in r["running"] for r in records if r["what"] == "progress")
+    assert works[0].done.exists() and (works[1].folder / "half").exists() and not works[1].done.exists()
+    assert queue(jobs=1, seconds=60).run(works)
+    assert [r["run"] for r in said(capsys) if r["what"] == "start"] == ["b", "c"]  # what is done stays so
+
+
+def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
+    parse = reproduce._parser().parse_args
+    both = parse(["run", "--runs", "r", "--arms", "p3o", "m2po", "--seeds", "1", "0"])
+    assert [name for name, _, _ in reproduce._arms(both)] == [
+        "p3o-seed1",
+        "m2po-seed1",
+        "p3o-seed0",
+        "m2po-seed0",
+    ]
+    named = parse(["run", "--runs", "r", "--queue", "grpo-mu4:2", "mu_grpo:0"])
+    assert [(name, mu) for name, mu, _ in reproduce._arms(named)] == [
+        ("grpo-mu4-seed2", 4),
+        ("mu_grpo-seed0", 1024),
+    ]
+    grid = list(reproduce._grid(parse(["grid", "--runs", "r"])))
+    assert len(grid) == 16 and grid[3][0] == "law/mu_grpo-mu512-lr1e-06-seed0"
+    with pytest.raises(SystemExit, match="not a multiple of µ = 1000"):
+        reproduce._work(Path("x"), 1000, both, [], Path("model"))
+
+
+def test_a_short_stage_gets_no_more_slots_than_responses():
+    arguments = reproduce._parser().parse_args(["run", "--runs", "r"])
+    for mu, slots in ((4, ["sampling.slots=256"]), (1024, [])):
+        command = reproduce._work(Path("x"), mu, arguments, [], Path("model")).command
+        assert [key for key in command if str(key).startswith("sampling.")] == slots
+    assert reproduce._parser().parse_args(["run", "--runs", "r", "--config", "a.yaml"]).config.is_absolute()
+    gsm8k = reproduce.CONFIG.with_name("smollm2_gsm8k.yaml")
+    arguments = reproduce._parser().parse_args(["run", "--runs", "r", "--config", str(gsm8k)])
+    command = reproduce._work(Path("x"), 4, arguments, [], Path("model")).command
+    assert command[:2] == ("train", gsm8k) and "sampling.slots=512" in command
+
+
+def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
+    start = tmp_path / "warm-start"
+    start.mkdir()
+    wanted = ["task.options={difficulty: 2}", "model.remat=none"]
+    config = reproduce.configs.load(reproduce.CONFIG, wanted)
+    (start / "config.yaml").write_text(json.dumps(reproduce.configs.to_dict(config)))  # JSON is YAML
+    reproduce._check_start(start, reproduce.CONFIG, wanted[:1])  # how it is computed may differ
+    with pytest.raises(SystemExit, match=r"task\.options\.difficulty .2 there, 3 here.*--runs"):
+        reproduce._check_start(start, reproduce.CONFIG, ["task.options={difficulty: 3}"])
+
+
+def test_runs_are_collected_and_drawn(tmp_path, capsys):
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for name, seed in (
+        ("mu_grpo", 0),
+        ("mu_grpo", 1),
+        ("grpo-mu4", 0),
+        ("grpo-mu4", 1),
+        ("m2po", 0),
+        ("p3o", 2),
+    ):
+        folder = write_run(runs / f"{name}-seed{seed}", mu=32, seed=seed, overrides=[f"seed={seed}"])
+        (folder / "done").touch()
+    (runs / "mu_grpo-seed1" / "shared_gpu").touch()
+    for mu, rate in ((8, 1e-5), (8, 1e-3), (32, 1e-5), (32, 1e-3)):
+        folder = write_run(
+            runs / "law" / f"grpo-mu{mu}-lr{rate:g}-seed0",
+            stages=64 // mu,
+            mu=mu,
+            rate=rate,
+            overrides=["objective.name=grpo"],
+        )
+        (folder / "done").touch()
+    lose_all(folder)
+    shutil.copytree(folder, runs / "law" / "grpo-mu32-lr1-seed1")
+    (runs / "law" / "grpo-mu32-lr1-seed1" / "done").unlink()  # one that is still under way
+
+    reproduce_collect.collect(runs, out)
+    lines = [json.loads(line) for line in (out / "law.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 and [line["collapse"] for line in lines[-2:]] == [16, 16]
+    assert sum(line["collapsed"] for line in lines) == 2
+    assert lines[0]["lag_times_rate"] == 8e-5 and lines[0]["update_size"] == pytest.approx(1000)
+    capsys.readouterr()
+
+    pytest.importorskip("matplotlib")
+    from reproduce_draw import draw
+
+    draw(out, list(reproduce.ARMS), level=0.5)
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("| mu_grpo")]
+    assert [row.count("–") for row in rows[:3]] == [0, 5, 5]  # times of the run that was alone
+    curves = [
+        [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("mu_grpo-seed1", "grpo-mu4-seed0")
+    ]
+    ours, fresh = ([p["accuracy"] for p in curve if p["kind"] == "evaluation"][1:] for curve in curves)
+    apart = sum(ours) / len(ours) - sum(fresh) / len(fresh)
+    ahead = sum(here > there for here, there in zip(ours, fresh, strict=True))
+    assert rows[4] == f"| mu_grpo | 1 | {apart:+.4f} | – | {ahead} of {len(ours)} |"
+    assert rows[5].startswith(f"| mu_grpo | mean of 2 | {apart / 2:+.4f} ± ")  # seed 0 has a distance of 0
+    sizes = [point["ess/tokens"] for point in curves[0] if point["kind"] == "updates"]
+    assert f" | {sum(sizes) / len(sizes):.3f} |\n" in shown
+    assert "mean of 2" in rows[2]
+    spent = {curve[0]["run"]: curve[0] for curve in curves}["grpo-mu4-seed0"]
+    parts = [spent["seconds"].get(part, 0.0) for part in ("sample", "score_wait", "update", "switch")]
+    assert f"{1e3 * sum(parts) / spent['updates']:.1f} ms | 1.00× |" in shown
+    clock = {p["updates"]: p["clock"] for p in curves[1] if p["kind"] == "updates"}
+    stages = [(clock[end] - clock.get(end - 32, 0.0)) / 32 for end in clock if end % 32 == 0]
+    assert f"| {1e3 * min(stages):.1f} ms | 1.00× |" in shown
+    low = min(point["accuracy"] for point in curves[1] if point["kind"] == "evaluation" and point["updates"])
+    assert f"| grpo-mu4 | 0 | {low:.3f} | " in shown
+    assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
+    for name in ("accuracy", "staleness", "law"):
+        assert (out / f"{name}.png").stat().st_size > 10_000
+
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "folders"),
+    [
+        ("### What came out", "### Five times", ["."]),
+        ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
+        ("At the quickstart's learning rate", "At four times that", ["laptop"]),
+        ("At four times that", "With four stages", ["laptop-2e-4"]),
+        ("With four stages", "## The staleness law", ["laptop-mu64"]),
+        ("## The staleness law", "## Times", ["."]),
+        ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
+        ("On GSM8K, likewise", "", ["gsm8k"]),
+    ],
+)
+def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
+    """Each number of a table is one that `draw` prints for that arm (or line of the grid), maybe rounded."""
+    read, tables = reproduce_tables.read, reproduce_tables.tables
+
+    def rows(lines):
+        cells = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+        return [row[row[0] in ("", "first", "again") :] for row in cells]
+
+    printed = {}
+    for folder in folders:
+        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
+        for name, *cells in rows(tables(*files, 0.5)):
+            for key in (name, (name, cells[0])):  # of an arm, of one of its seeds
+                printed.setdefault(key, set()).update(NUMBER.findall(" ".join(cells)))
+    text = (ROOT / "docs" / "results.md").read_text()
+    section = text[text.index(begin) :].removeprefix(begin)
+    section = section[: section.index(end)] if end else section
+    checked = 0
+    for name, *cells in rows(section.splitlines()):
+        if name in {"grpo", *reproduce.ARMS}:
+            there = printed.get((name, cells[0])) or printed[name]
+            for number in NUMBER.findall(" ".join(cells)):
+                wrong = 0.5001 * 10.0 ** Decimal(number).as_tuple().exponent
+                close = [value for value in there if abs(float(value) - float(number)) <= wrong]
+                assert close, f"{name}: {number} in {cells}"
+                checked += 1
+    assert checked > 10
+
+
+def test_the_quickest_stage_is_found_by_the_clock():
+    _quickest = reproduce_tables._quickest
+    lines = [{"updates": 32 * i, "clock": clock} for i, clock in enumerate((10, 11, 20, 21, 22), start=1)]
+    assert _quickest({"bins": lines, "batch": {"updates_per_stage": 64}}) == 1e3 * (21 - 11) / 64
+    assert _quickest({"bins": lines, "batch": {"updates_per_stage": 4}}) == 1e3 * 1 / 32
+
+
+def test_compiling_is_a_part_of_its_own(tmp_path):
+    def record(kind, **seconds):
+        return {"kind": kind, "updates": 1, "response_tokens": 3, "tokens": 2, "seconds": seconds}
+
+    lines = [
+        record("evaluation", evaluate=9.0, compile=8.0) | {"accuracy": 0.5},
+        record("stage", sample=5.0, score_wait=1.0, switch=0.5, compile=4.0),
+        record("update", update=3.0, compile=2.5),
+        record("update", update=1.0, compile=0.0),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert reproduce_collect.summary(tmp_path)["seconds"] == {
+        "sample": 1.0,
+        "score_wait": 1.0,
+        "switch": 0.5,
+        "update": 1.5,
+        "compile": 6.5,
+        "training": 10.5,
+    }
+    assert reproduce_collect.summary(tmp_path)["tokens"] == {"generated": 3, "trained": 4}
+
+
+def lose_all(folder):
+    """Let the accuracy of a run be 0 from its second evaluation on."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    for line in [line for line in lines if line["kind"] == "evaluation"][1:]:
+        line["accuracy"] = 0.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
