@@ -92,6 +92,15 @@ def param_sharding(mesh: Mesh, params: Any) -> Any:
     return jax.tree.map_with_path(one, params)
 
 
+def placed(shapes: Any, shardings: Any) -> Any:
+    """Abstract arrays with shardings, to compile for or to restore onto: nothing is allocated."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over the data-parallel axes, everything else replicated."""
     return NamedSharding(mesh, spec("batch"))
