@@ -9,37 +9,44 @@
 
     objective(logp, behavior_logp, advantages, mask, *, denominator=None, **knobs) -> (loss, metrics)
 
-A row is a response. `logp[b, t]` is the log-prob of token t given the tokens before it, under the policy
-that is trained; `behavior_logp` the one stored when the token was sampled; both `[B, T]`. `advantages` are
-`[B]` or `[B, T]`, `mask` is non-zero on response tokens. The loss is to be minimised; only `logp` (and
-`entropy`) carry a gradient. Everything is computed in float32, whatever comes in, and what stands on padding
-is never read. Clip bounds are absolute ratios.
+    logp            [B, T] log-probs of the policy that is trained; the only array with a gradient
+    behavior_logp   [B, T] log-probs stored when the responses were sampled
+    advantages      [B] or [B, T], see `group_advantages`
+    mask            [B, T], non-zero on response tokens
+    denominator     the denominator of the whole update, when this call sees only a part of it
 
-**An update in parts.** `denominator` is that of the whole update, from the function of that name. With it,
-losses and gradients of micro-batches add up to those of the whole, and `combine_metrics` puts their metrics
-together; the names of the metrics say how. M2PO, P3O and BAPO read a statistic from the batch: see
-`mugrpo_jax.objectives.adaptive` for their pooled form.
+A row is a response. `logp[b, t]` is the log-prob of token t given the tokens before it. The loss is to be
+minimised. Inputs of any precision are computed in float32, and values on padding are never read. Clip bounds
+are absolute ratios. The docstring of an objective explains its own knobs.
 
-**Knobs that all objectives share**, beside their own:
+**Knobs that all objectives share**:
 
-    aggregation      token_mean, seq_mean_token_mean, seq_mean_token_sum or constant; each has its default
+    aggregation      token_mean, seq_mean_token_mean, seq_mean_token_sum or constant; see `aggregation`
     max_length       L_max of `constant`, in tokens; T by default, not needed when `denominator` is given
-    weights          [B, T] factors on the policy term, without gradient: `veto_mask`, `tis_weights`,
+    weights          [B, T] factors on the policy term, without a gradient: `veto_mask`, `tis_weights`,
                      `mis_mask`, `icepop_mask`, `sequence_veto_mask`, `opsm_mask` or a product of them
-    reference_logp   [B, T] log-probs of a reference, to add `kl_coef` times the `kl_estimator` k1, k2 or k3
+    reference_logp   [B, T] log-probs of a reference policy, to add `kl_coef` times the `kl_estimator`
     entropy          [B, T] entropies of the policy, to subtract `entropy_coef` times them
 
-Weights remove or rescale terms of the sum and leave the denominator, the KL term and the entropy alone.
+Weights remove or rescale terms of the sum. They do not change the denominator, the KL term or the entropy.
+Objectives in PPO's min-form also have `dual_clip`, off by default.
 
-**By subject**: `advantages`, `clipped`, `soft`, `sequence` and `adaptive` objectives, `veto`, `corrections`,
-`aggregation`, `kl`, `moments`, `diagnostics`, `staleness`, `config`.
+**An update in parts.** Compute the `denominator` of the whole update with the function of that name, and pass
+it to every call. Then the losses and gradients of the micro-batches add up to those of the whole update, and
+`combine_metrics` combines their metrics. M2PO, P3O and BAPO take a statistic from the batch; see
+`mugrpo_jax.objectives.batch_bounds` for how to share it between micro-batches.
+
+**By subject**: the losses are in `mu_grpo_loss`, `p3o_loss`, `clipped`, `soft`, `sequence`, `prefix`,
+`batch_bounds` and `divergence`. Beside them are `veto`, `corrections`, `advantages`, `aggregation`, `kl`,
+`moments`, `diagnostics`, `metrics`, `staleness_law` and `config`.
 """
 
-from mugrpo_jax.objectives.adaptive import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound, p3o
+from mugrpo_jax.objectives._formula import Objective
 from mugrpo_jax.objectives.advantages import ADVANTAGE_KINDS, equal_groups, group_advantages, overlong_penalty
 from mugrpo_jax.objectives.aggregation import AGGREGATIONS, denominator
-from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo, mu_grpo
-from mugrpo_jax.objectives.config import OBJECTIVES, Objective, ObjectiveConfig
+from mugrpo_jax.objectives.batch_bounds import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound
+from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo
+from mugrpo_jax.objectives.config import OBJECTIVES, ObjectiveConfig
 from mugrpo_jax.objectives.corrections import (
     icepop_mask,
     mis_mask,
@@ -48,6 +55,7 @@ from mugrpo_jax.objectives.corrections import (
     tis_weights,
 )
 from mugrpo_jax.objectives.diagnostics import diagnostics
+from mugrpo_jax.objectives.divergence import DIVERGENCES, dppo
 from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, combine_metrics
 from mugrpo_jax.objectives.moments import (
@@ -57,7 +65,10 @@ from mugrpo_jax.objectives.moments import (
     second_moment,
     sequence_ess,
 )
-from mugrpo_jax.objectives.sequence import gspo, minpro, pnpo, topr
+from mugrpo_jax.objectives.mu_grpo_loss import mu_grpo
+from mugrpo_jax.objectives.p3o_loss import p3o
+from mugrpo_jax.objectives.prefix import ctpo, minpro, pnpo
+from mugrpo_jax.objectives.sequence import gmpo, gspo, topr, vespo
 from mugrpo_jax.objectives.soft import cispo, gppo, sapo
 from mugrpo_jax.objectives.staleness_law import (
     UNPROTECTED_GRPO,
@@ -79,6 +90,7 @@ from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 __all__ = [
     "ADVANTAGE_KINDS",
     "AGGREGATIONS",
+    "DIVERGENCES",
     "KL_ESTIMATORS",
     "M2PO_FORMS",
     "OBJECTIVES",
@@ -95,16 +107,19 @@ __all__ = [
     "binding_constraint",
     "cispo",
     "combine_metrics",
+    "ctpo",
     "dapo",
     "decoupled_ppo",
     "denominator",
     "diagnostics",
+    "dppo",
     "dr_grpo",
     "drift_at_level",
     "effective_sample_size",
     "equal_groups",
     "ess_from_sums",
     "fit_staleness",
+    "gmpo",
     "gppo",
     "gradient_cosine",
     "group_advantages",
@@ -133,6 +148,7 @@ __all__ = [
     "topr",
     "update_size",
     "vcpo_factor",
+    "vespo",
     "veto_mask",
     "veto_metrics",
 ]

@@ -1,4 +1,4 @@
-"""Trace-time checks: one line that names the argument, what it got and what is possible."""
+"""Checks at trace time. Each error is one line with the argument, its value and the possible values."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def is_number(value: Any) -> bool:
-    """True for a number that can be compared now; false for a traced value."""
+    """True for a concrete number, false for a traced value."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
@@ -23,7 +23,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is not a plain boolean."""
+    """Refuse a value that is not a boolean."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}; possible: True, False")
 

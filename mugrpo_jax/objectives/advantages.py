@@ -1,7 +1,12 @@
-"""Advantages of the responses to one prompt, relative to each other."""
+"""Advantages of the responses to one prompt, relative to each other.
 
-import jax
+NumPy arrays give NumPy arrays, so that a data loader needs no device. Anything else gives JAX arrays.
+"""
+
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank
@@ -9,7 +14,7 @@ from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank
 ADVANTAGE_KINDS = ("std", "mean", "rloo", "batch_std")
 
 
-def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6) -> jax.Array:
+def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6) -> Any:
     """Advantages from the rewards of groups of responses.
 
     With the mean over the group of G responses, and standard deviations as of a sample (n − 1):
@@ -19,8 +24,8 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
         rloo       r − mean of the other G − 1              leave-one-out (arXiv 2402.14740)
         batch_std  (r − mean) / (std of all rewards + eps)  group mean, one scale for the batch
 
-    A group whose rewards are all equal says nothing: its advantages are exactly 0, for every kind.
-    `equal_groups` counts them.
+    A group whose rewards are all equal carries no signal: its advantages are exactly 0, for every kind.
+    `equal_groups` finds such groups.
 
     Args:
       rewards: `[prompts, G]` with G at least 2.
@@ -38,40 +43,41 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
     """
     check_choice("kind", kind, ADVANTAGE_KINDS)
     check_number("eps", eps)
+    library = _library(rewards)
     equal = equal_groups(rewards)[:, None]
-    rewards = jnp.asarray(rewards).astype(jnp.float32)
-    group = rewards.shape[1]
-    centred = jnp.where(equal, 0.0, rewards - rewards.mean(axis=1, keepdims=True))
+    values = library.asarray(rewards).astype(jnp.float32)
+    group = values.shape[1]
+    centred = library.where(equal, 0.0, values - values.mean(axis=1, keepdims=True))
     if kind == "rloo":
         return centred * group / (group - 1)
     if kind == "mean":
         return centred
-    spread = rewards.std(axis=1, ddof=1, keepdims=True) if kind == "std" else rewards.std(ddof=1)
-    return centred / jnp.where(equal, 1.0, spread + eps)  # equal groups stay 0 even without an eps
+    spread = values.std(axis=1, ddof=1, keepdims=True) if kind == "std" else values.std(ddof=1)
+    return centred / library.where(equal, 1.0, spread + eps)  # equal groups stay 0 even without an eps
 
 
-def equal_groups(rewards: ArrayLike) -> jax.Array:
-    """Which prompts gave all their responses the same reward, and so no signal.
+def equal_groups(rewards: ArrayLike) -> Any:
+    """Which groups have equal rewards, and so no signal.
 
     Args:
       rewards: `[prompts, G]` with G at least 2.
 
     Returns:
-      `[prompts]` bool. Its sum is the count; its complement the groups that DAPO keeps.
+      `[prompts]` bool. Its sum is the count; its complement are the groups that DAPO keeps.
 
     >>> int(equal_groups(jnp.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])).sum())
     2
     """
     check_rank("rewards", rewards, 2, "[prompts, group]")
-    rewards = jnp.asarray(rewards)
-    if rewards.shape[1] < 2:
+    values = _library(rewards).asarray(rewards)
+    if values.shape[1] < 2:
         raise ValueError(
-            f"rewards has shape {rewards.shape}; possible: [prompts, group] with a group of 2 or more"
+            f"rewards has shape {values.shape}; possible: [prompts, group] with a group of 2 or more"
         )
-    return rewards.max(axis=1) == rewards.min(axis=1)
+    return values.max(axis=1) == values.min(axis=1)
 
 
-def overlong_penalty(lengths: ArrayLike, *, max_length: int, buffer: int) -> jax.Array:
+def overlong_penalty(lengths: ArrayLike, *, max_length: int, buffer: int) -> Any:
     """DAPO's soft penalty for responses that run into the generation budget (arXiv 2503.14476, section 3.4).
 
         min(0, −(L − (L_max − L_buf)) / L_buf)
@@ -89,5 +95,10 @@ def overlong_penalty(lengths: ArrayLike, *, max_length: int, buffer: int) -> jax
     """
     check_number("max_length", max_length, strict=True)
     check_number("buffer", buffer, strict=True)
-    over = jnp.asarray(lengths).astype(jnp.float32) - (max_length - buffer)
-    return -jnp.maximum(0.0, over / buffer)
+    library = _library(lengths)
+    over = library.asarray(lengths).astype(jnp.float32) - (max_length - buffer)
+    return -library.maximum(0.0, over / buffer)
+
+
+def _library(array: ArrayLike) -> Any:
+    return np if isinstance(array, np.ndarray) else jnp

@@ -1,4 +1,4 @@
-"""How the objectives of single tokens become one loss.
+"""From the objectives of single tokens to one loss.
 
 With the mask `m`, the length `L_i` of response `i` and the objective `J` of a token:
 
@@ -7,8 +7,8 @@ With the mask `m`, the length `L_i` of response `i` and the objective `J` of a t
     seq_mean_token_sum    (1 / n) Σ_i Σ_t m J
     constant              (1 / (n · L_max)) Σ_i Σ_t m J   L_max = the generation budget, the same for all
 
-The leading factor is one over the *denominator*. It belongs to the whole update: compute it once with
-`denominator` and hand it to the objective with every micro-batch, then losses and gradients add up.
+The leading factor is one over the *denominator*. The denominator is that of the whole update. Compute it once
+with `denominator` and pass it to the objective with every micro-batch; then losses and gradients add up.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "cons
 
 
 def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -> Any:
-    """What the sum over tokens is divided by, from the response mask of a whole update.
+    """The number by which the sum over tokens is divided, from the response mask of a whole update.
 
-    Rows without a valid token are padding and are not counted. The result is a scalar of the mask's own
-    library (NumPy in, NumPy out). The denominators of the parts of an update add up to that of the update.
+    Rows without a valid token are padding and are not counted. A NumPy mask gives a NumPy scalar, a JAX mask
+    a JAX scalar. The denominators of the parts of an update add up to that of the update.
 
     Args:
       mask: `[B, T]`, non-zero on response tokens.
       aggregation: one of `AGGREGATIONS`.
-      max_length: the generation budget in tokens, needed by `constant` and by nothing else. It has no
-        default here, because the width of a padded or bucketed micro-batch is not the budget.
+      max_length: the generation budget in tokens; only `constant` needs it. It has no default here, because
+        the width of a padded micro-batch is not the budget.
 
     >>> import numpy as np
     >>> mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -66,7 +66,7 @@ def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -
     check_number("denominator", denominator)
     valid = (mask != 0).astype(jnp.float32)
     total = jnp.asarray(denominator, jnp.float32)
-    shares = valid / jnp.where(total > 0, total, 1.0)  # nothing to average: a loss of zero
+    shares = valid / jnp.where(total > 0, total, 1.0)  # no token: a loss of zero
     if aggregation == "seq_mean_token_mean":
         shares = shares / jnp.maximum(valid.sum(axis=1, keepdims=True), 1.0)
     return shares

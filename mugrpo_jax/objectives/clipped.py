@@ -1,178 +1,64 @@
-"""The clipped surrogate `min(ρ A, clip(ρ, low, high) A)` with the bounds and averages of each method."""
+"""GRPO and its closest relatives: the clipped surrogate `min(ρ A, clip(ρ, low, high) A)`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any, Unpack
-
-import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_shape
-from mugrpo_jax.objectives._objective import (
-    SharedKnobs,
-    finish,
-    min_form,
-    objective,
-    read_tokens,
-    token_fraction,
-    token_mean,
-)
+from mugrpo_jax.objectives._checks import check_bounds, check_number, check_shape
+from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective, on_tokens
 from mugrpo_jax.objectives.kl import safe_exp
-from mugrpo_jax.objectives.metrics import Metrics
-from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 
-@objective
-def mu_grpo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
-    *,
-    denominator: ArrayLike | None = None,
-    clip_low: ArrayLike = 0.0,
-    clip_high: ArrayLike = 5.0,
-    veto: str = "suffix",
-    veto_ratio: ArrayLike = 1e-4,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
-    """µ-GRPO: relaxed clipping and the negative-advantage veto (arXiv 2605.17570).
-
-        L = −(1/Z) Σ_t m_t · keep_t · min(ρ_t A, clip(ρ_t, 0, 5) A)
-
-    For A > 0 the gradient stops beyond ρ = 5; for A < 0 nothing is clipped, and `keep` is the veto, computed
-    from the current ratios. Z counts the tokens of the original mask: a veto removes terms and rescales
-    nothing. Bounds and veto are published; the min-form and Z are our reading.
-
-    Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: Z of the whole update, when this call sees a part of it.
-      clip_low, clip_high: bounds on the ratio.
-      veto: scope of the veto, see `veto_mask`.
-      veto_ratio: τ, the ratio below which a token is a trigger.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
-
-    Returns:
-      The loss, and metrics with `clipped/tokens` and those of `veto_metrics`.
-
-    >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
-    >>> loss, metrics = mu_grpo(jnp.log(ratio), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
-    >>> round(float(loss), 4)  # −(5 + 1 + 1 − 1 − 1e-5) / 6: the last token is vetoed
-    -1.0
-    >>> round(float(metrics["vetoed/tokens"]), 4)
-    0.1667
-    """
-    check_bounds(clip_low, clip_high)
-    check_choice("veto", veto, VETO_SCOPES)
-    check_number("veto_ratio", veto_ratio, strict=True)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
-    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    seen = (tokens.log_ratio, tokens.advantages, tokens.mask)
-    keep = veto_mask(*seen, scope=veto, ratio=veto_ratio)
-    metrics = {
-        "clipped/tokens": token_fraction(tokens, clipped),
-        **veto_metrics(*seen, keep, ratio=veto_ratio),
-    }
-    return finish(
-        mu_grpo,
-        tokens,
-        keep * surrogate,
-        metrics,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
-
-
-@objective
+@objective("seq_mean_token_mean")
 def grpo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     clip_low: ArrayLike = 0.8,
     clip_high: ArrayLike = 1.2,
-    aggregation: str = "seq_mean_token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """GRPO: PPO's clipped surrogate with group advantages (arXiv 2402.03300).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A) − β k3(π, reference)
 
-    β is `kl_coef`, zero unless set; it needs `reference_logp`.
+    β is the shared knob `kl_coef`, zero by default; it needs `reference_logp`. Averaging by `token_mean` is
+    as common as the default.
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
-      aggregation: see `AGGREGATIONS`; `token_mean` is as common as the default.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`.
+    Metrics: `clipped/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, metrics = grpo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
     >>> round(float(loss), 4)  # −((1.2 + 1) / 2 − 0.8) / 2
     -0.15
     """
-    return _clipped(
-        grpo,
-        (logp, behavior_logp, advantages, mask),
-        clip_low,
-        clip_high,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return _clipped(tokens, clip_low, clip_high, dual_clip)
 
 
-@objective
+@objective("constant")
 def dr_grpo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     clip_low: ArrayLike = 0.8,
     clip_high: ArrayLike = 1.2,
-    aggregation: str = "constant",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """Dr. GRPO: GRPO without its two biases (arXiv 2503.20783).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A)     with A = r − mean, summed and divided by n · L_max
 
-    No standard deviation in the advantage (`group_advantages(kind="mean")`, the caller's part) and no length
-    of the response in the average. L_max is the knob `max_length`, by default the width T of the arrays: give
-    it, or `denominator`, whenever batches are padded to different widths.
+    The advantage has no standard deviation: the caller uses `group_advantages(kind="mean")`. The average has
+    no response length: L_max is the shared knob `max_length`, by default the width T of the arrays. Give
+    `max_length` or `denominator` whenever batches are padded to different widths.
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`.
+    Metrics: `clipped/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, _ = dr_grpo(
@@ -181,103 +67,64 @@ def dr_grpo(
     >>> round(float(loss), 4)  # −(1.2 + 1 − 0.8) / (2 · 10)
     -0.07
     """
-    return _clipped(
-        dr_grpo,
-        (logp, behavior_logp, advantages, mask),
-        clip_low,
-        clip_high,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return _clipped(tokens, clip_low, clip_high, dual_clip)
 
 
-@objective
+@objective("token_mean")
 def dapo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     clip_low: ArrayLike = 0.8,
     clip_high: ArrayLike = 1.28,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """DAPO: a higher upper bound and a mean over tokens (arXiv 2503.14476).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
 
-    The rest of the method happens before the loss: groups with equal rewards are left out of the batch
-    (`equal_groups`; in a run `batch.equal_groups: drop`, which does not resample in their place), and
-    overlong responses are penalised in the reward (`overlong_penalty`; in a run `overlong_buffer`).
+    The rest of the method happens before the loss. Groups with equal rewards are left out of the batch
+    (`equal_groups`; in a run `batch.equal_groups: drop`, which does not sample others instead). Overlong
+    responses are penalised in the reward (`overlong_penalty`; in a run `overlong_buffer`).
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`.
+    Metrics: `clipped/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, _ = dapo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
     >>> round(float(loss), 4)  # −(1.28 + 1 − 0.8) / 3
     -0.4933
     """
-    return _clipped(
-        dapo,
-        (logp, behavior_logp, advantages, mask),
-        clip_low,
-        clip_high,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return _clipped(tokens, clip_low, clip_high, dual_clip)
 
 
-@objective
+@objective("token_mean")
 def decoupled_ppo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
     proximal_logp: ArrayLike,
-    denominator: ArrayLike | None = None,
     clip_low: ArrayLike = 0.8,
     clip_high: ArrayLike = 1.2,
     behavior_cap: ArrayLike = 5.0,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """Decoupled PPO: the trust region is around a proximal policy, not the behavior (arXiv 2110.00641).
 
         J_t = sg(min(π_prox / b, 5)) · min(u_t A, clip(u_t, 0.8, 1.2) A)     u_t = π / π_prox
 
-    With a proximal policy that follows the training, stale data is corrected by the first factor and the
-    clipping measures recent steps only (used for asynchronous training in arXiv 2505.24298).
+    The proximal policy follows the training. The first factor corrects for stale data; the clip measures
+    recent steps only (used for asynchronous training in arXiv 2505.24298, whose code drops tokens above the
+    cap where this caps them).
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      proximal_logp: `[B, T]` log-probs of the proximal policy, for instance that before the update.
-      denominator: that of the whole update, when this call sees a part of it.
+      proximal_logp: `[B, T]` log-probs of the proximal policy, for instance of the policy before the update.
       clip_low, clip_high: bounds on u.
       behavior_cap: upper bound on π_prox / b.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient also stops beyond u = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens` and the mean weight `behavior_weight/tokens`.
+    Metrics: `clipped/tokens` and the mean weight `behavior_weight/tokens`.
 
     >>> logp, proximal_logp = jnp.log(jnp.array([[1.5, 0.9]])), jnp.log(jnp.array([[1.0, 3.0]]))
     >>> batch = (logp, jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
@@ -287,35 +134,16 @@ def decoupled_ppo(
     """
     check_bounds(clip_low, clip_high)
     check_number("behavior_cap", behavior_cap, strict=True)
-    check_shape("proximal_logp", proximal_logp, jnp.shape(logp))
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
-    proximal = read_tokens(stop_gradient(jnp.asarray(proximal_logp)), behavior_logp, advantages, mask)
-    weight = jnp.minimum(proximal.ratio, behavior_cap)
-    update_ratio = safe_exp(tokens.logp - proximal.logp)
-    surrogate, clipped = min_form(update_ratio, tokens.advantages, clip_low, clip_high)
-    metrics = {
-        "clipped/tokens": token_fraction(tokens, clipped),
-        "behavior_weight/tokens": token_mean(tokens, weight),
-    }
-    return finish(
-        decoupled_ppo,
-        tokens,
-        weight * surrogate,
-        metrics,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    check_shape("proximal_logp", proximal_logp, tokens.mask.shape)
+    proximal = stop_gradient(on_tokens(proximal_logp, tokens.mask))
+    weight = jnp.minimum(safe_exp(proximal - tokens.behavior_logp), behavior_cap)
+    step_ratio = safe_exp(tokens.logp - proximal)
+    surrogate, clipped = min_form(step_ratio, tokens.advantages, clip_low, clip_high, dual_clip)
+    metrics = {"clipped/tokens": tokens.share(clipped), "behavior_weight/tokens": tokens.mean(weight)}
+    return Terms(weight * surrogate, metrics)
 
 
-def _clipped(
-    function: Callable[..., Any],
-    inputs: Sequence[ArrayLike],
-    clip_low: ArrayLike,
-    clip_high: ArrayLike,
-    **rest: Any,
-) -> tuple[jax.Array, Metrics]:
+def _clipped(tokens: Tokens, clip_low: ArrayLike, clip_high: ArrayLike, dual_clip: ArrayLike | None) -> Terms:
     check_bounds(clip_low, clip_high)
-    tokens = read_tokens(*inputs)
-    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    return finish(function, tokens, surrogate, {"clipped/tokens": token_fraction(tokens, clipped)}, **rest)
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)
+    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})

@@ -1,8 +1,8 @@
-"""An objective by name, with its knobs: what a training run writes into its config."""
+"""An objective by name with its knobs, as the config of a run names it."""
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,35 +11,27 @@ import jax
 import jax.numpy as jnp
 
 from mugrpo_jax.objectives._checks import check_choice
-from mugrpo_jax.objectives.adaptive import bapo, m2po, p3o
-from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo, mu_grpo
-from mugrpo_jax.objectives.metrics import Metrics
-from mugrpo_jax.objectives.sequence import gspo, minpro, pnpo, topr
+from mugrpo_jax.objectives._formula import Objective
+from mugrpo_jax.objectives.batch_bounds import bapo, m2po
+from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo
+from mugrpo_jax.objectives.divergence import dppo
+from mugrpo_jax.objectives.mu_grpo_loss import mu_grpo
+from mugrpo_jax.objectives.p3o_loss import p3o
+from mugrpo_jax.objectives.prefix import ctpo, minpro, pnpo
+from mugrpo_jax.objectives.sequence import gmpo, gspo, topr, vespo
 from mugrpo_jax.objectives.soft import cispo, gppo, sapo
-
-Objective = Callable[..., tuple[jax.Array, Metrics]]
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {
-        "mu_grpo": mu_grpo,
-        "grpo": grpo,
-        "dr_grpo": dr_grpo,
-        "dapo": dapo,
-        "gspo": gspo,
-        "cispo": cispo,
-        "m2po": m2po,
-        "p3o": p3o,
-        "bapo": bapo,
-        "topr": topr,
-        "gppo": gppo,
-        "sapo": sapo,
-        "pnpo": pnpo,
-        "minpro": minpro,
-        "decoupled_ppo": decoupled_ppo,
+        function.__name__: function
+        for function in (
+            *(mu_grpo, grpo, dr_grpo, dapo, gspo, cispo, m2po, p3o, bapo, topr, gppo, sapo, pnpo, minpro),
+            *(decoupled_ppo, gmpo, vespo, ctpo, dppo),
+        )
     }
 )
 
-# Arrays of the batch and statistics of the update: arguments of a call, not settings of a run.
+# Arrays of a batch and statistics of an update are arguments of a call, not settings of a run.
 _PER_CALL = (
     "denominator",
     "weights",

@@ -1,10 +1,15 @@
-"""Importance weights and masks that compose with any objective, through its `weights`.
+"""Importance weights and masks for any objective, passed as its `weights`.
 
-All are computed from the log-ratio without gradient, are zero (false) on padding, and multiply:
+All are computed from the log-ratio without a gradient, and are zero (false) on padding. To combine them,
+multiply:
 
     objective(..., weights=tis_weights(l, m) * sequence_veto_mask(l, m))
 
-A dropped token leaves the sum and not the denominator.
+A dropped token leaves the sum, not the denominator. The masks of MIS and IcePop here are 0 or 1; some other
+implementations also multiply by ρ.
+
+`level` says which ratio is meant: that of the `token`, of the `sequence` (the product over the response), or
+the `geometric` mean over the response.
 """
 
 import math
@@ -15,9 +20,9 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_rank, check_shape
-from mugrpo_jax.objectives._objective import on_tokens, token_advantages
+from mugrpo_jax.objectives._formula import on_tokens, token_advantages
 
-LEVELS = ("token", "sequence")
+LEVELS = ("token", "sequence", "geometric")
 
 
 def tis_weights(
@@ -29,7 +34,7 @@ def tis_weights(
       log_ratio: `[B, T]`.
       mask: `[B, T]`, non-zero on response tokens.
       cap: C.
-      level: `token`, or `sequence` for the product of the ratios of the response.
+      level: one of `LEVELS`.
 
     Returns:
       `[B, T]` float32, zero on padding.
@@ -39,10 +44,12 @@ def tis_weights(
     [[0.5, 2.0, 0.0]]
     >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]]), level="sequence").round(4).tolist()
     [[1.5, 1.5, 0.0]]
+    >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]]), level="geometric").round(4).tolist()
+    [[1.2247, 1.2247, 0.0]]
     """
     check_number("cap", cap, strict=True)
     log_weight, valid = _log_weights(log_ratio, mask, level)
-    # Capped before exp: the product of many ratios may leave the range of float32.
+    # Capped before exp: the product of many ratios can exceed the range of float32.
     return jnp.where(valid, jnp.minimum(jnp.exp(jnp.minimum(log_weight, jnp.log(cap))), cap), 0.0)
 
 
@@ -59,8 +66,8 @@ def mis_mask(
     Args:
       log_ratio: `[B, T]`.
       mask: `[B, T]`, non-zero on response tokens.
-      low, high: bounds on the ratio; the defaults are ours.
-      level: `token`, or `sequence` for the product of the ratios of the response.
+      low, high: bounds on the ratio. The defaults are ours; verl uses 0.999 and 1.001 for `geometric`.
+      level: one of `LEVELS`.
 
     Returns:
       `[B, T]` bool: true where kept, false where dropped and on padding.
@@ -93,7 +100,7 @@ def icepop_mask(
 
 
 def sequence_veto_mask(log_ratio: ArrayLike, mask: ArrayLike, *, ratio: ArrayLike = 1e-4) -> jax.Array:
-    """Drop a response, whatever its advantage, if the ratio of any of its tokens is below a threshold.
+    """Drop a response of any advantage if the ratio of one of its tokens is below a threshold.
 
     Args:
       log_ratio: `[B, T]`.
@@ -135,12 +142,15 @@ def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, d
 
 
 def _log_weights(log_ratio: ArrayLike, mask: ArrayLike, level: str) -> tuple[jax.Array, jax.Array]:
-    """Log-weights `[B, T]` of tokens, or of their responses, and the valid tokens."""
+    """The log-ratios `[B, T]` at a level, without a gradient, and the valid tokens."""
     check_choice("level", level, LEVELS)
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))
     valid = jnp.asarray(mask) != 0
     log_ratio = stop_gradient(on_tokens(log_ratio, valid))
-    if level == "sequence":
-        log_ratio = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), log_ratio.shape)
-    return log_ratio, valid
+    if level == "token":
+        return log_ratio, valid
+    of_response = log_ratio.sum(axis=1, keepdims=True)
+    if level == "geometric":
+        of_response = of_response / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+    return jnp.broadcast_to(of_response, log_ratio.shape), valid

@@ -1,4 +1,4 @@
-"""What to look at while a policy moves away from the data it trains on."""
+"""Diagnostics of a batch: how far the policy has moved from its data, and what clip and veto remove."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
-from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
+from mugrpo_jax.objectives._formula import Tokens, min_form, read_tokens
 from mugrpo_jax.objectives._search import largest_float
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
@@ -27,7 +27,7 @@ def diagnostics(
     veto: str = "suffix",
     veto_ratio: ArrayLike = 1e-4,
 ) -> Metrics:
-    """Ratios, clipping, veto, effective sample sizes and KL of a batch, whatever objective trains on it.
+    """Ratios, clipping, veto, effective sample sizes and KL of a batch, for any objective.
 
     Args:
       logp: `[B, T]` log-probs of the policy.
@@ -50,11 +50,11 @@ def diagnostics(
       `veto_metrics`.
       `ess/tokens`, `sequence_ess/responses`: effective sample sizes, as shares.
       `second_moment/tokens`: mean of l².
-      `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), the samples being those of b.
-      `ratio_min`, `ratio_max`: the extreme ratios; infinities of either sign if there is no token.
+      `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), since the samples come from b.
+      `ratio_min`, `ratio_max`: the extreme ratios; +∞ and −∞ if there is no token.
 
-      Quantiles and effective sample sizes describe the call. Combined over micro-batches they are averages,
-      not those of the whole update.
+      Quantiles and effective sample sizes are those of the call. Combined over micro-batches they become
+      averages, not the values of the whole update.
 
     >>> logp = jnp.log(jnp.array([[1.1, 0.9, 6.0], [1.0, 5e-5, 0.5]]))
     >>> found = diagnostics(logp, jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
@@ -87,7 +87,7 @@ def diagnostics(
 
 
 def _behavior_kl(tokens: Tokens) -> Metrics:
-    """KL(b ‖ π): the samples are those of b, so the log-ratio of the estimators is −l."""
+    """KL(b ‖ π). The samples come from b, so the estimators take the log-ratio −l."""
     return {
         f"{kind}/tokens": mean_over(kl_estimate(-tokens.log_ratio, kind).sum(), tokens.total)
         for kind in ("k1", "k3")
@@ -107,10 +107,10 @@ def _ratios(tokens: Tokens, clipped: jax.Array, chosen: jax.Array, name: str) ->
 
 
 def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.Array:
-    """The chosen values of the nearest rank; 0 if none is chosen."""
+    """Quantiles of the chosen values by nearest rank; 0 if none is chosen."""
     count = chosen.sum()
     rank = jnp.round(levels * jnp.maximum(count - 1, 0))
     values = jnp.where(chosen, values, jnp.inf)
-    # The value of rank r is the largest x below which lie no more than r values.
+    # The value of rank r is the largest x such that at most r values are below x.
     found = largest_float(lambda x: (values < x[:, None, None]).sum(axis=(1, 2)) <= rank, levels.shape)
     return jnp.where(count > 0, found, 0.0)

@@ -1,4 +1,4 @@
-"""Estimators of KL(π ‖ reference) from samples of π."""
+"""Estimators of KL(π ‖ reference), token by token."""
 
 import jax
 import jax.numpy as jnp
@@ -6,36 +6,43 @@ from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice
 
-KL_ESTIMATORS = ("k1", "k2", "k3")
+KL_ESTIMATORS = ("k1", "k2", "k3", "weighted_k3")
 
 # exp(80) is about 5e34: a sum over thousands of such ratios is still a float32.
 _LARGEST_EXPONENT = 80.0
 
 
 def safe_exp(x: jax.Array) -> jax.Array:
-    """exp(x), held at e^80 with zero gradient above, so that no ratio is ever infinite."""
+    """exp(x), capped at e^80 with zero gradient above, so that no ratio is ever infinite."""
     return jnp.exp(jnp.where(x > _LARGEST_EXPONENT, _LARGEST_EXPONENT, x))
 
 
-def kl_estimate(log_ratio: ArrayLike, estimator: str = "k3") -> jax.Array:
+def kl_estimate(
+    log_ratio: ArrayLike, estimator: str = "k3", *, importance: ArrayLike | None = None
+) -> jax.Array:
     """Estimate the KL divergence token by token.
 
     With `x = log π − log reference` (Schulman, "Approximating KL divergence", 2020):
 
-        k1 = x        k2 = x² / 2        k3 = exp(−x) − 1 + x
+        k1 = x        k2 = x² / 2        k3 = exp(−x) − 1 + x        weighted_k3 = ρ · k3
 
-    k1 and k3 are unbiased for samples of π, k2 and k3 are never negative. As a loss term, the gradient of
-    k1 has mean zero; that of k2 is the gradient of the true KL in expectation.
+    k1 and k3 are unbiased for samples of π; k2 and k3 are never negative. As a loss term, the gradient of k1
+    has mean zero, and the gradient of k2 is that of the true KL in expectation. When the samples come from a
+    behavior policy b, `weighted_k3` corrects for it with `ρ = π / b` (DeepSeek-V3.2, arXiv 2512.02556). Its
+    gradient `ρ x` flows through ρ too and is unbiased.
 
     Args:
       log_ratio: `x`, any shape.
       estimator: one of `KL_ESTIMATORS`.
+      importance: `log π − log b` in the shape of `log_ratio`; only `weighted_k3` needs it.
 
     Returns:
       The estimates in float32, in the shape of `log_ratio`.
 
-    >>> [round(float(kl_estimate(0.5, kind)), 4) for kind in KL_ESTIMATORS]
+    >>> [round(float(kl_estimate(0.5, kind)), 4) for kind in ("k1", "k2", "k3")]
     [0.5, 0.125, 0.1065]
+    >>> round(float(kl_estimate(0.5, "weighted_k3", importance=jnp.log(2.0))), 4)
+    0.2131
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     x = jnp.asarray(log_ratio, jnp.float32)
@@ -43,4 +50,9 @@ def kl_estimate(log_ratio: ArrayLike, estimator: str = "k3") -> jax.Array:
         return x
     if estimator == "k2":
         return 0.5 * x**2
-    return safe_exp(-x) - 1.0 + x
+    k3 = safe_exp(-x) - 1.0 + x
+    if estimator == "k3":
+        return k3
+    if importance is None:
+        raise ValueError("importance is None; estimator 'weighted_k3' needs log π − log b")
+    return safe_exp(jnp.asarray(importance, jnp.float32)) * k3

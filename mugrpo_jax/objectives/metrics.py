@@ -1,14 +1,14 @@
-"""What the numbers an objective reports mean, and how those of several micro-batches combine.
+"""Names of metrics, and how the metrics of several micro-batches are combined.
 
 The key of a metric says how it combines:
 
     `tokens`, `negative_responses`, ...   a plain name is a count: add
-    `vetoed/tokens`                       `x/n` is the mean of x over the n of the same dict: weight by n
+    `vetoed/tokens`                       `x/n` is a mean over the count n in the same dict: weight by n
     `ratio_min`, `ratio_max`              by suffix: smallest, largest
 
-So every mean carries its own weight, and combining is exact, associative and needs no table. The exceptions
-are statistics that are no means to begin with (quantiles, effective sample sizes): they too are written
-`x/n`, and combining them gives the average over the calls, weighted by n. All metrics are float32 scalars.
+So every mean carries its own weight, and combining is exact and associative. Quantiles and effective sample
+sizes are not means. They are written `x/n` too, and combining them gives the average over the calls, weighted
+by n. All metrics are float32 scalars.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ Metrics = dict[str, jax.Array]
 
 
 def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
-    """The metrics of a whole update from those of its micro-batches.
+    """Combine the metrics of an update's micro-batches.
 
     Args:
-      parts: the dicts that one objective (or `diagnostics`) returned for each micro-batch.
+      parts: the dicts that one objective (or `diagnostics`) returned, one per micro-batch.
 
     >>> parts = [{"tokens": 30, "vetoed/tokens": 0.1, "ratio_min": 0.5},
     ...          {"tokens": 10, "vetoed/tokens": 0.5, "ratio_min": 0.2}]
@@ -51,10 +51,10 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
 
 
 def as_metrics(values: Mapping[str, ArrayLike]) -> Metrics:
-    """The values in float32 and without gradient, counts too, so that metrics can be carried in a loop."""
+    """The values, counts included, as float32 without a gradient, so that a loop can carry them."""
     return {key: stop_gradient(jnp.asarray(value, jnp.float32)) for key, value in values.items()}
 
 
 def mean_over(total: jax.Array, count: jax.Array) -> jax.Array:
-    """A mean from its sum and its count; zero where there is nothing to average."""
+    """A mean from its sum and its count; zero if the count is zero."""
     return total / jnp.maximum(count, 1)

@@ -1,4 +1,4 @@
-"""How far the policy has moved from the behavior policy, in one number."""
+"""Measures of how far the policy has moved from the behavior policy: ESS and second moment."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_rank, check_shape
-from mugrpo_jax.objectives._objective import on_tokens
+from mugrpo_jax.objectives._formula import on_tokens
 from mugrpo_jax.objectives.metrics import mean_over
 
 
@@ -15,8 +15,9 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
         e = (Σ ρ)² / ((Σ ρ² + 1e-8) · |B|)     over the valid tokens B
 
-    1 when all ratios are equal, 1/|B| when one dominates. It is 1 if there is no valid token or a sum is not
-    finite. A whole update in parts: add up `ratio_sums` and give the total to `ess_from_sums`.
+    It is 1 when all ratios are equal and 1/|B| when one ratio dominates. It is also 1 if there is no valid
+    token or a sum is not finite. For an update in several parts, add up `ratio_sums` and pass the total to
+    `ess_from_sums`.
 
     Args:
       log_ratio: `[B, T]`.
@@ -33,7 +34,7 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """`[Σ ρ, Σ ρ², |B|]` over the valid tokens: what the effective sample size is made of, and adds up.
+    """`[Σ ρ, Σ ρ², |B|]` over the valid tokens: the sums from which `ess_from_sums` computes the ESS.
 
     Args:
       log_ratio: `[B, T]`.
@@ -49,13 +50,13 @@ def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 def ess_from_sums(sums: ArrayLike) -> jax.Array:
-    """The effective sample size from `ratio_sums`, added up over any parts.
+    """The effective sample size from the total of `ratio_sums` over all parts of an update.
 
     >>> float(ess_from_sums(jnp.array([6.0, 12.0, 4.0])))
     0.75
     """
     total, squares, count = jnp.asarray(sums)
-    # Two quotients instead of one: the square of a finite sum can leave the range of float32.
+    # Two quotients instead of one: the square of a finite sum can exceed the range of float32.
     ess = total / (squares + 1e-8) * (total / jnp.maximum(count, 1.0))
     return jnp.where((count > 0) & jnp.isfinite(total) & jnp.isfinite(squares), ess, 1.0)
 
@@ -63,8 +64,9 @@ def ess_from_sums(sums: ArrayLike) -> jax.Array:
 def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     """The effective sample size of whole responses, as a share of the responses.
 
-    The weight of response i is `w_i = exp(Σ_t l_t)`. Products of many ratios leave the range of float32, so
-    the quotient `(Σ w)² / (n Σ w²)` is taken relative to the largest weight. 1 if there is no response.
+    The weight of response i is `w_i = exp(Σ_t l_t)`. Products of many ratios can exceed the range of
+    float32, so all weights in `(Σ w)² / (n Σ w²)` are divided by the largest one. It is 1 if there is no
+    response.
 
     Args:
       log_ratio: `[B, T]`.

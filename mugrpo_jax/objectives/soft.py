@@ -1,57 +1,26 @@
 """Objectives in which a token beyond the bounds keeps a bounded gradient instead of none."""
 
-from __future__ import annotations
-
-from typing import Unpack
-
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_number
-from mugrpo_jax.objectives._objective import (
-    SharedKnobs,
-    finish,
-    min_form,
-    objective,
-    read_tokens,
-    token_fraction,
-)
-from mugrpo_jax.objectives.metrics import Metrics
+from mugrpo_jax.objectives._formula import Terms, Tokens, beyond_dual_clip, min_form, objective
 
 
-@objective
-def cispo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
-    *,
-    denominator: ArrayLike | None = None,
-    clip_low: ArrayLike = 0.0,
-    clip_high: ArrayLike = 5.0,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+@objective("token_mean")
+def cispo(tokens: Tokens, *, clip_low: ArrayLike = 0.0, clip_high: ArrayLike = 5.0) -> Terms:
     """CISPO: clip the importance weight, not the update (arXiv 2506.13585).
 
         J_t = sg(clip(ρ_t, 0, 5)) · A · log π
 
-    Every token keeps a gradient; its weight is bounded. The lower bound is off at 0.
+    Every token keeps a gradient; its weight is bounded. A lower bound of 0 is no bound.
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the weight.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`, the share of tokens whose weight is at a bound.
+    Metrics: `clipped/tokens`, the share of tokens whose weight is at a bound.
 
     >>> logp, behavior_logp = jnp.array([[-1.0, -2.0]]), jnp.array([[-1.0, -4.0]])
     >>> loss, _ = cispo(logp, behavior_logp, jnp.array([1.0]), jnp.ones((1, 2)))
@@ -59,51 +28,31 @@ def cispo(
     5.5
     """
     check_bounds(clip_low, clip_high)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
     ratio = stop_gradient(tokens.ratio)
     weight = jnp.clip(ratio, clip_low, clip_high)
-    return finish(
-        cispo,
-        tokens,
-        weight * tokens.advantages * tokens.logp,
-        {"clipped/tokens": token_fraction(tokens, weight != ratio)},
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return Terms(weight * tokens.advantages * tokens.logp, {"clipped/tokens": tokens.share(weight != ratio)})
 
 
-@objective
+@objective("token_mean")
 def gppo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     clip_low: ArrayLike = 0.8,
     clip_high: ArrayLike = 1.28,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """GPPO: the values of PPO, with a gradient on clipped tokens (arXiv 2508.07629).
 
         J_t = min(ρ_t A, sg(clip(ρ_t, 0.8, 1.28) / ρ_t) ρ_t A)
 
-    A clipped token pushes with the weight of the bound it stands on: `d J / d log π = clip(ρ) A`.
+    A clipped token pushes with the weight of its bound: `d J / d log π = clip(ρ) A`. The authors' code also
+    has a dual clip of 3, which keeps no gradient; here it is off by default.
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_high: bounds on the ratio.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient stops beyond ρ = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`.
+    Metrics: `clipped/tokens`.
 
     >>> logp = jnp.log(jnp.array([[2.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
@@ -112,52 +61,28 @@ def gppo(
     -1.14 [[-0.64 -0.5 ]]
     """
     check_bounds(clip_low, clip_high)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    # exp(l − sg(l)) is ρ / sg(ρ) without dividing by a ratio that may be tiny: 1, with gradient 1.
+    # exp(l − sg(l)) is ρ / sg(ρ) without a division by a tiny ratio: its value is 1, its gradient is 1.
     one = jnp.exp(tokens.log_ratio - stop_gradient(tokens.log_ratio))
-    return finish(
-        gppo,
-        tokens,
-        jnp.where(clipped, stop_gradient(surrogate) * one, surrogate),
-        {"clipped/tokens": token_fraction(tokens, clipped)},
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    policy = jnp.where(clipped, stop_gradient(surrogate) * one, surrogate)
+    if dual_clip is not None:
+        far = beyond_dual_clip(tokens.ratio, tokens.advantages, dual_clip)
+        policy, clipped = jnp.where(far, dual_clip * tokens.advantages, policy), clipped | far
+    return Terms(policy, {"clipped/tokens": tokens.share(clipped)})
 
 
-@objective
+@objective("seq_mean_token_mean")
 def sapo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
-    *,
-    denominator: ArrayLike | None = None,
-    temperature_positive: ArrayLike = 1.0,
-    temperature_negative: ArrayLike = 1.05,
-    aggregation: str = "seq_mean_token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
-    """SAPO: a sigmoid gate in place of the clip (arXiv 2511.20347).
+    tokens: Tokens, *, temperature_positive: ArrayLike = 1.0, temperature_negative: ArrayLike = 1.05
+) -> Terms:
+    """SAPO: a sigmoid gate instead of the clip (arXiv 2511.20347).
 
         J_t = (4 / τ) · sigmoid(τ (ρ_t − 1)) · A     τ = 1.0 for A > 0, 1.05 for A < 0
 
     The weight of the gradient, `4 σ (1 − σ) ρ`, is 1 on-policy and fades smoothly on both sides.
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
-      temperature_positive, temperature_negative: τ by the sign of the advantage; larger fades faster.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
-
-    Returns:
-      The loss and metrics.
+      temperature_positive, temperature_negative: τ by the sign of the advantage; a larger τ fades faster.
 
     >>> logp = jnp.log(jnp.array([[1.0], [2.0]]))
     >>> gradient, _ = jax.grad(sapo, has_aux=True)(logp, jnp.zeros((2, 1)), jnp.ones(2), jnp.ones((2, 1)))
@@ -166,16 +91,7 @@ def sapo(
     """
     check_number("temperature_positive", temperature_positive, strict=True)
     check_number("temperature_negative", temperature_negative, strict=True)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
     temperature = jnp.where(tokens.advantages > 0, temperature_positive, temperature_negative)
     # Through the logarithm: the gradient σ (1 − σ) of the sigmoid itself cancels for large ρ.
     gate = jnp.exp(jax.nn.log_sigmoid(temperature * (tokens.ratio - 1.0)))
-    return finish(
-        sapo,
-        tokens,
-        4.0 / temperature * gate * tokens.advantages,
-        {},
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return Terms(4.0 / temperature * gate * tokens.advantages, {})

@@ -1,4 +1,4 @@
-"""The law that ties staleness to the learning rate (arXiv 2607.01083), and what it needs measured.
+"""The staleness–learning-rate law (arXiv 2607.01083), and how to measure its constants.
 
 A run is stable while
 
@@ -11,10 +11,10 @@ within a stage, and the cumulative drift R_crit at which the run collapses. Only
     stale    R_batch / G   the largest S · η
     horizon  R_crit / G    the largest T · η, also t_collapse · η
 
-They differ between methods. `UNPROTECTED_GRPO` holds the values reported for plain GRPO on Llama-3.2-1B and
-3B; µ-GRPO lives far beyond them (S · η near 1e-3), so measure or fit them for the method at hand.
+The constants differ between methods. `UNPROTECTED_GRPO` holds the values reported for plain GRPO on
+Llama-3.2-1B and 3B. µ-GRPO trains far beyond them (S · η near 1e-3), so measure or fit them for your method.
 
-Plain functions of numbers and arrays: nothing here is traced but `gradient_cosine` and `vcpo_factor`.
+These are plain functions of numbers and arrays. Only `gradient_cosine` and `vcpo_factor` can be traced.
 """
 
 import itertools
@@ -75,12 +75,12 @@ def update_size(step_norms: ArrayLike, learning_rate: ArrayLike) -> float:
 
 
 def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float) -> float:
-    """R_batch: the drift within a stage at which a signal of trouble first reaches a level.
+    """R_batch: the drift within a stage at which a warning signal first reaches a level.
 
     Args:
       drift: `[updates]`, distance of the parameters from the beginning of the stage.
       signal: `[updates]`, for instance the clipped fraction or one minus the effective sample size.
-      level: the level that counts as trouble.
+      level: the level of the signal that counts as a problem.
 
     Returns:
       The drift, interpolated between updates; infinite if the level is never reached.
@@ -98,7 +98,7 @@ def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float
 
 
 def largest_learning_rate(lag: float, updates: float, constants: StalenessConstants) -> float:
-    """The learning rate at which the law stops: stay well below it.
+    """The learning rate at which the law's bound is reached: stay well below it.
 
     Args:
       lag: S, updates made on a rollout before it is replaced.
@@ -114,7 +114,7 @@ def largest_learning_rate(lag: float, updates: float, constants: StalenessConsta
 
 
 def binding_constraint(lag: float, updates: float, constants: StalenessConstants) -> str:
-    """Which side of the law limits the learning rate: `stale` (S · η) or `horizon` (T · η).
+    """Which term of the law limits the learning rate: `stale` (S · η) or `horizon` (T · η).
 
     >>> binding_constraint(lag=4, updates=100, constants=UNPROTECTED_GRPO)
     'horizon'
@@ -128,7 +128,7 @@ def binding_constraint(lag: float, updates: float, constants: StalenessConstants
 def staleness_report(
     lag: float, learning_rate: float, updates: float, constants: StalenessConstants = UNPROTECTED_GRPO
 ) -> dict[str, float | str]:
-    """Where a run stands: S·η, T·η, the binding constraint, the largest learning rate and the share used.
+    """S·η, T·η, the binding constraint, the largest learning rate and the share of it that a run uses.
 
     Args:
       lag: S, updates made on a rollout before it is replaced.
@@ -154,7 +154,7 @@ def staleness_report(
 def gradient_cosine(previous: Any, current: Any) -> jax.Array:
     """The cosine between two consecutive gradients; 0 if one of them vanishes.
 
-    Near 0 while training is stable; above about 0.5 it announces a collapse.
+    It is near 0 while training is stable. Above about 0.5, expect a collapse.
 
     Args:
       previous: a gradient, any pytree of arrays.
@@ -168,14 +168,17 @@ def gradient_cosine(previous: Any, current: Any) -> jax.Array:
         products = jax.tree.map(lambda x, y: jnp.sum(jnp.float32(x) * jnp.float32(y)), a, b)
         return jax.tree.reduce(jnp.add, products, jnp.float32(0.0))
 
-    # Norms apart, because their product may leave the range of float32 where the quotient does not.
+    # Divide by one norm after the other: their product can exceed the range of float32.
     norms = jnp.sqrt(dot(previous, previous)), jnp.sqrt(dot(current, current))
     safe = [jnp.where(norm > 0, norm, 1.0) for norm in norms]
     return dot(previous, current) / safe[0] / safe[1]
 
 
 def vcpo_factor(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """VCPO's step-size rule: `η_eff = η · sqrt(min(1, ESS / B))`, with the weights of whole responses.
+    """VCPO's step-size rule: `η_eff = η · sqrt(min(1, ESS / B))` (arXiv 2602.17616).
+
+    The weights of the effective sample size are those of whole responses. The paper divides by the on-policy
+    value of ESS / B; the authors' scripts set that value to 1, as here.
 
     Args:
       log_ratio: `[B, T]`.
@@ -201,31 +204,31 @@ class FinishedRun(NamedTuple):
 
 
 class StalenessFit(NamedTuple):
-    """The constants, and how far the table pins them down."""
+    """The fitted constants with their intervals, and how many runs they misplace."""
 
     constants: StalenessConstants
     stale_interval: tuple[float, float]  # the gap between tolerable and too large S · η
     horizon_interval: tuple[float, float]  # the range of t · η over the runs that ended at the horizon
-    misplaced: int  # runs on the wrong side of the split of S · η
-    misplaced_by_rate: int  # and of the best split of η alone
+    misplaced: int  # runs on the wrong side of the threshold on S · η
+    misplaced_by_rate: int  # the same for the best threshold on η alone
 
 
 def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> StalenessFit:
     """The constants of the law from a grid of finished runs of one method.
 
-    The furthest that any run came, in updates times learning rate, is within reach of the horizon. A run that
-    collapsed long before it (by more than the factor `spread`) was too stale; one that collapsed near it
-    ended at the horizon, and shows like every survivor that its S·η is tolerable.
+    The largest t·η that any run reached is taken as near the horizon. A run that collapsed much earlier (by
+    more than the factor `spread`) was too stale. A run that collapsed near it ended at the horizon; like a
+    run that survived, it shows that its S·η is tolerable.
 
-    - The stale constant is the split of S·η with the fewest runs on the wrong side, in the geometric middle
-      of the gap it falls into.
+    - The stale constant is the threshold on S·η with the fewest runs on the wrong side, placed at the
+      geometric mean of the two neighbouring values.
     - The horizon constant is the geometric mean of t·η over the runs that ended there.
 
-    If η alone tells the runs apart with fewer errors, `misplaced_by_rate` below `misplaced`, then it may not
-    have been the age of the data that made them collapse, and the stale constant means little. S is what the
-    run was given: one that collapses within its first S updates never saw data that old.
+    If a threshold on η alone makes fewer errors (`misplaced_by_rate` below `misplaced`), then the age of the
+    data may not be the cause of the collapse, and the stale constant means little. S is the setting of the
+    run: a run that collapses within its first S updates never saw data that old.
 
-    Where the table bounds a constant on one side only, the other end of its interval is 0 or infinite and the
+    If the runs bound a constant on one side only, the other end of its interval is 0 or infinite, and the
     constant is the known end.
 
     Args:
@@ -262,8 +265,8 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
 
 
 def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:
-    """The neighbouring values between which good and bad are told apart with the fewest errors; how many."""
-    values = [float(f"{value:.12g}") for value in values]  # equal products are equal whatever their factors
+    """The neighbouring values between which a threshold makes the fewest errors, and that number."""
+    values = [float(f"{value:.12g}") for value in values]  # products that differ only by rounding are equal
     ends = [0.0, *sorted(set(values)), math.inf]
     errors = {
         (low, high): sum(is_bad == (value < high) for value, is_bad in zip(values, bad))
@@ -274,7 +277,7 @@ def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], i
 
 
 def _middle(low: float, high: float) -> float:
-    """The geometric mean, or the end that is known."""
+    """The geometric mean, or the finite end."""
     if low == 0.0 or math.isinf(high):
         return high if low == 0.0 else low
     return math.sqrt(low * high)

@@ -8,7 +8,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape
-from mugrpo_jax.objectives._objective import on_tokens, token_advantages
+from mugrpo_jax.objectives._formula import on_tokens, token_advantages
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 
 VETO_SCOPES = ("none", "trigger", "suffix", "suffix_non_trigger", "sequence")
@@ -24,9 +24,10 @@ def veto_mask(
 ) -> jax.Array:
     """Which tokens keep their update under the negative-advantage veto (NAV).
 
-    In a response with a negative advantage, the triggers are `T = {t : ρ_t < τ}` and the first of them is at
-    `κ`. Everything behind κ follows a prefix that the policy no longer reaches, while its own ratio near 1
-    would keep a full-size negative update. The scope says what is vetoed:
+    In a response with negative advantage, the triggers are the tokens `T = {t : ρ_t < τ}`, and κ is the
+    position of the first one. The current policy would never reach the tokens behind κ. Their own ratios are
+    near 1, so without a veto each of them would still be pushed down at full size. The scope says which
+    tokens are vetoed:
 
         none                 nothing
         trigger              T
@@ -34,19 +35,19 @@ def veto_mask(
         suffix_non_trigger   {t > κ} without T
         sequence             the whole response, if it has a trigger
 
-    Responses with a positive or zero advantage are never touched. With advantages per token, only tokens of
-    negative advantage trigger and only they are vetoed.
+    Responses with a positive or zero advantage are never changed. With advantages per token, only tokens of
+    negative advantage can be triggers, and only they can be vetoed.
 
     Args:
       log_ratio: `[B, T]`, `log π − log b`, not clamped.
       advantages: `[B]` or `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens; what stands elsewhere is ignored.
+      mask: `[B, T]`, non-zero on response tokens; other positions are ignored.
       scope: one of `VETO_SCOPES`.
       ratio: τ, the ratio below which a token is a trigger.
 
     Returns:
-      `[B, T]` bool: true on response tokens that are kept, false on vetoed ones and on padding. It is the
-      `weights` of any objective.
+      `[B, T]` bool: true on response tokens that are kept, false on vetoed tokens and on padding. Any
+      objective takes it as `weights`.
 
     >>> log_ratio = jnp.log(jnp.array([[0.9, 1.1, 5e-5, 0.8, 2e-5, 1.2]]))
     >>> mask = jnp.ones_like(log_ratio)
@@ -74,13 +75,13 @@ def veto_mask(
 def veto_metrics(
     log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, keep: jax.Array, *, ratio: ArrayLike = 1e-4
 ) -> Metrics:
-    """What the veto did: vetoed tokens, negative responses with a trigger, and where the first one lies.
+    """Metrics of the veto: vetoed tokens, negative responses with a trigger, position of the first trigger.
 
     Args:
       log_ratio: `[B, T]`.
       advantages: `[B]` or `[B, T]`.
       mask: `[B, T]`.
-      keep: `[B, T]`, what `veto_mask` returned.
+      keep: `[B, T]`, the result of `veto_mask`.
       ratio: τ.
 
     Returns:
@@ -128,6 +129,6 @@ def _positions(valid: jax.Array) -> jax.Array:
 
 
 def _first(trigger: jax.Array) -> jax.Array:
-    """The column of the first trigger of each row `[B, 1]`; behind the last column where there is none."""
+    """The column of the first trigger of each row `[B, 1]`; the row length T where there is none."""
     columns = jnp.where(trigger, _positions(trigger), trigger.shape[1])
     return columns.min(axis=1, keepdims=True, initial=trigger.shape[1])

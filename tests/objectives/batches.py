@@ -24,6 +24,13 @@ VARIANTS = [
     ("bapo", {"target": 0.4}),
     ("topr", {"length_normalized": True}),
     ("pnpo", {"clip_low": 0.01, "clip_high": 20.0}),
+    ("gmpo", {"clip_low": 0.01, "clip_high": 20.0}),
+    ("ctpo", {"log_low": 3.0, "log_high": 5.0}),
+    ("dppo", {"divergence": "kl"}),
+    ("dppo", {"threshold": 0.01, "ratio_cap": 2.0}),
+    ("vespo", {"k_positive": 0.1, "lambda_positive": 0.1}),
+    *((name, {"dual_clip": 3.0}) for name in ("mu_grpo", "grpo", "gppo", "bapo")),
+    ("m2po", {"form": "mask", "dual_clip": 3.0}),
 ]
 SHARED_VARIANTS = [
     *(("mu_grpo", {"kl_coef": 0.1, "kl_estimator": kind}) for kind in KL_ESTIMATORS),

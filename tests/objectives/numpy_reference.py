@@ -31,12 +31,16 @@ def reference(name, logp, behavior_logp, advantages, mask, *, denominator=None, 
         share = 1.0 / denominator / (lengths[i] if aggregation == "seq_mean_token_mean" else 1.0)
         own = {key: value[i][at] for key, value in arrays.items()}
         response = Response(logp[i][at], log_ratio[i][at], advantages[i][at], statistic, own)
-        value, slope, slope_scale = METHODS[name](response, **knobs)
+        value, slope, slope_scale, *precision = METHODS[name](response, **knobs)
         weights = own.get("weights", np.ones(lengths[i]))
-        parts, part_scales = -weights * value, np.abs(weights * value)
+        value_scale = precision[0] if precision else np.abs(value)
+        parts, part_scales = -weights * value, np.abs(weights) * value_scale
         slopes, slope_scales = -weights * slope, np.abs(weights) * slope_scale
         if name == "gspo" and knobs.get("level", "sequence") == "sequence":  # all tokens move the one ratio
             slopes, slope_scales = np.full(at.sum(), slopes.mean()), np.full(at.sum(), slope_scales.mean())
+        if name == "gmpo":  # all tokens move the one ratio, but for those that are clipped
+            free = ~gmpo_clipped(response, **knobs)
+            slopes, slope_scales = free * slopes.mean(), free * slope_scales.mean() + 1e-30
         if name == "p3o":
             kl, kl_slope = p3o_kl(response.l, knobs.get("safe_kl", False))
             reverse = np.exp(np.clip(-response.l, -10, 10))
@@ -46,7 +50,7 @@ def reference(name, logp, behavior_logp, advantages, mask, *, denominator=None, 
             slope_scales = slope_scales + (1 - statistic) * (reverse + 1)
         if "reference_logp" in own:
             x = response.logp - own["reference_logp"]
-            kl, kl_slope, kl_scale = kl_to_reference(x, estimator)
+            kl, kl_slope, kl_scale = kl_to_reference(x, estimator, response.rho)
             parts = parts + coefficients["kl_coef"] * kl
             part_scales = part_scales + coefficients["kl_coef"] * (np.abs(x) + kl_scale)
             slopes = slopes + coefficients["kl_coef"] * kl_slope
@@ -78,20 +82,23 @@ class Response:
         self.statistic, self.own = statistic, own
 
 
-def clipped_surrogate(ratio, a, low, high):
-    """min(ρA, clip(ρ)A) and whether the first of the two is the one that counts."""
+def clipped_surrogate(ratio, a, low, high, dual_clip=None):
+    """min(ρA, clip(ρ)A), at least cA where A < 0, and whether ρA is the one that counts."""
     plain, bounded = ratio * a, np.clip(ratio, low, high) * a
-    return np.minimum(plain, bounded), plain <= bounded
+    value, active = np.minimum(plain, bounded), plain <= bounded
+    if dual_clip is None:
+        return value, active
+    return np.where(a < 0, np.maximum(value, dual_clip * a), value), active & ~((a < 0) & (ratio > dual_clip))
 
 
-def min_form(r, clip_low, clip_high):
-    value, active = clipped_surrogate(r.rho, r.a, clip_low, clip_high)
+def min_form(r, clip_low, clip_high, dual_clip=None):
+    value, active = clipped_surrogate(r.rho, r.a, clip_low, clip_high, dual_clip)
     slope = np.where(active, r.rho * r.a, 0.0)
     return value, slope, np.abs(slope)
 
 
-def mu_grpo(r, clip_low=0.0, clip_high=5.0, veto="suffix", veto_ratio=1e-4):
-    value, slope, scale = min_form(r, clip_low, clip_high)
+def mu_grpo(r, clip_low=0.0, clip_high=5.0, veto="suffix", veto_ratio=1e-4, dual_clip=None):
+    value, slope, scale = min_form(r, clip_low, clip_high, dual_clip)
     triggers = [t for t in range(len(r.a)) if r.a[t] < 0 and r.l[t] < np.log(veto_ratio)]
     keep = np.ones(len(r.a))
     for t in range(len(r.a)):
@@ -107,8 +114,8 @@ def mu_grpo(r, clip_low=0.0, clip_high=5.0, veto="suffix", veto_ratio=1e-4):
     return keep * value, keep * slope, keep * scale
 
 
-def grpo(r, clip_low=0.8, clip_high=1.2):
-    return min_form(r, clip_low, clip_high)
+def grpo(r, clip_low=0.8, clip_high=1.2, dual_clip=None):
+    return min_form(r, clip_low, clip_high, dual_clip)
 
 
 def dapo(r, clip_low=0.8, clip_high=1.28):
@@ -129,9 +136,10 @@ def cispo(r, clip_low=0.0, clip_high=5.0):
     return slope * r.logp, slope, np.abs(slope)
 
 
-def gppo(r, clip_low=0.8, clip_high=1.28):
-    value, _ = clipped_surrogate(r.rho, r.a, clip_low, clip_high)
-    return value, value, np.abs(value)
+def gppo(r, clip_low=0.8, clip_high=1.28, dual_clip=None):
+    value, _ = clipped_surrogate(r.rho, r.a, clip_low, clip_high, dual_clip)
+    far = np.zeros(len(r.a), bool) if dual_clip is None else (r.a < 0) & (r.rho > dual_clip)
+    return value, np.where(far, 0.0, value), np.abs(value)
 
 
 def sapo(r, temperature_positive=1.0, temperature_negative=1.05):
@@ -165,6 +173,54 @@ def pnpo(r, clip_low=0.8, clip_high=1.2):
     return value, slope, np.abs(slope)
 
 
+def ctpo(r, log_low=0.025, log_high=0.05, growth=0.5):
+    weight = np.exp(np.cumsum(r.l))
+    width = np.arange(1, len(r.l) + 1) ** growth
+    value, active = clipped_surrogate(weight, r.a, np.exp(-log_low * width), np.exp(log_high * width))
+    slope = np.where(active, weight * r.a, 0.0)
+    # exp of a sum of n log-ratios, as in TOPR.
+    error = 1 + np.abs(r.l).cumsum() / 8
+    return value, slope, np.abs(slope) * error, np.abs(value) * error
+
+
+def gmpo_bounded(r, clip_low, clip_high):
+    return np.where(r.a > 0, np.minimum(r.l, np.log(clip_high)), np.maximum(r.l, np.log(clip_low)))
+
+
+GMPO_LOW, GMPO_HIGH = np.exp(-0.4), np.exp(0.4)
+
+
+def gmpo_clipped(r, clip_low=GMPO_LOW, clip_high=GMPO_HIGH):
+    return gmpo_bounded(r, clip_low, clip_high) != r.l
+
+
+def gmpo(r, clip_low=GMPO_LOW, clip_high=GMPO_HIGH):
+    slope = np.exp(gmpo_bounded(r, clip_low, clip_high).mean()) * r.a  # of each term with respect to log G
+    return slope, slope, np.abs(slope)
+
+
+def vespo(r, k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0):
+    total = r.l.sum()
+    k, decay = np.where(r.a >= 0, [[k_positive], [lambda_positive]], [[k_negative], [lambda_negative]])
+    slope = np.exp(k * total + decay * (1 - np.exp(total))) * r.a
+    # The relative error of φ is the error of the sum times |k − λ W|.
+    error = 1 + np.abs(k - decay * np.exp(total)) * np.abs(r.l).sum() / 8
+    return slope * r.logp, slope, np.abs(slope) * error, np.abs(slope * r.logp) * error
+
+
+def dppo(r, divergence="tv", threshold=None, ratio_cap=5.0):
+    policy, behavior = np.exp(r.logp), np.exp(r.logp - r.l)
+    if divergence == "tv":
+        distance = np.abs(policy - behavior)
+    else:
+        distance = behavior * np.log(behavior / policy)
+        distance = distance + (1 - behavior) * np.log((1 - behavior) / (1 - policy))
+    further = ((r.a > 0) & (policy > behavior)) | ((r.a < 0) & (policy < behavior))
+    limit = {"tv": 0.15, "kl": 0.05}[divergence] if threshold is None else threshold
+    slope = np.where(further & (distance > limit), 0.0, np.minimum(r.rho, ratio_cap) * r.a)
+    return slope * r.logp, slope, np.abs(slope)
+
+
 def minpro(r):
     prefix = np.array([np.exp(min(r.l[:t])) if t else 1.0 for t in range(len(r.l))])
     slope = prefix * r.rho * r.a
@@ -188,15 +244,16 @@ def effective_sample_size(l, advantages, **_):  # noqa: E741
     return rho.sum() ** 2 / ((rho**2).sum() + 1e-8) / len(rho) if len(rho) else 1.0
 
 
-def m2po(r, threshold=0.04, form="winsorize"):
+def m2po(r, threshold=0.04, form="winsorize", dual_clip=None):
     if form == "winsorize":
-        return min_form(r, np.exp(-r.statistic), np.exp(r.statistic))
+        return min_form(r, np.exp(-r.statistic), np.exp(r.statistic), dual_clip)
     harmful = ((r.a > 0) & (r.rho > 1)) | ((r.a < 0) & (r.rho < 1))
-    slope = np.where(harmful & (np.abs(r.l) > r.statistic), 0.0, r.rho * r.a)
-    return slope, slope, np.abs(slope)
+    keep = ~(harmful & (np.abs(r.l) > r.statistic))
+    value, slope, scale = min_form(r, 0.0, np.inf, dual_clip)
+    return keep * value, keep * slope, keep * scale
 
 
-def m2po_bound(l, advantages, threshold=0.04, form="winsorize"):  # noqa: E741
+def m2po_bound(l, advantages, threshold=0.04, form="winsorize", **_):  # noqa: E741
     harmful = ((advantages > 0) & (l > 0)) | ((advantages < 0) & (l < 0))
     v = np.sort(l[harmful] ** 2)
     n = len(v)
@@ -211,8 +268,8 @@ def m2po_bound(l, advantages, threshold=0.04, form="winsorize"):  # noqa: E741
     return np.sqrt(v[-1]) if len(v) else 0.0
 
 
-def bapo(r, **_):
-    return min_form(r, *r.statistic)
+def bapo(r, dual_clip=None, **_):
+    return min_form(r, *r.statistic, dual_clip)
 
 
 def bapo_bounds(
@@ -224,6 +281,7 @@ def bapo_bounds(
     clip_high_max=2.0,
     step=0.05,
     target=1.0,
+    **_,
 ):
     def short():
         value = clipped_surrogate(np.exp(l), advantages, clip_low, clip_high)[0]
@@ -236,12 +294,15 @@ def bapo_bounds(
     return clip_low, clip_high
 
 
-def kl_to_reference(x, estimator):
+def kl_to_reference(x, estimator, rho):
     if estimator == "k1":
         return x, np.ones_like(x), np.ones_like(x)
     if estimator == "k2":
         return x**2 / 2, x, np.abs(x)
-    return np.exp(-x) - 1 + x, 1 - np.exp(-x), 1 + np.exp(-x)
+    k3, slope, scale = np.exp(-x) - 1 + x, 1 - np.exp(-x), 1 + np.exp(-x)
+    if estimator == "k3":
+        return k3, slope, scale
+    return rho * k3, rho * x, rho * (2 * scale + np.abs(x))
 
 
 METHODS = {
@@ -260,5 +321,9 @@ METHODS = {
     "pnpo": pnpo,
     "minpro": minpro,
     "decoupled_ppo": decoupled_ppo,
+    "gmpo": gmpo,
+    "vespo": vespo,
+    "ctpo": ctpo,
+    "dppo": dppo,
 }
 STATISTICS = {"p3o": effective_sample_size, "m2po": m2po_bound, "bapo": bapo_bounds}

@@ -118,7 +118,7 @@ BATCH = (TOKENS, TOKENS, ROWS, TOKENS)
             {"aggregation": "mean"},
         ),
         (
-            "kl_estimator is 'k4'; possible: 'k1', 'k2', 'k3'",
+            "kl_estimator is 'k4'; possible: 'k1', 'k2', 'k3', 'weighted_k3'",
             objectives.grpo,
             BATCH,
             {"reference_logp": TOKENS, "kl_estimator": "k4"},
@@ -138,7 +138,7 @@ BATCH = (TOKENS, TOKENS, ROWS, TOKENS)
         ("rewards has shape (4,); possible: [prompts, group]", objectives.group_advantages, (ROWS,), {}),
         ("level is 'word'; possible: 'sequence', 'token'", objectives.gspo, BATCH, {"level": "word"}),
         (
-            "level is 'word'; possible: 'token', 'sequence'",
+            "level is 'word'; possible: 'token', 'sequence', 'geometric'",
             objectives.tis_weights,
             (TOKENS, TOKENS),
             {"level": "word"},
@@ -174,6 +174,12 @@ BATCH = (TOKENS, TOKENS, ROWS, TOKENS)
             {"entropy_coef": 0.1},
         ),
         ("safe_kl is 1; possible: True, False", objectives.p3o, BATCH, {"safe_kl": 1}),
+        ("dual_clip is 1; possible: a number above 1", objectives.grpo, BATCH, {"dual_clip": 1}),
+        ("dual_clip is 0.5; possible: a number above 1", objectives.gppo, BATCH, {"dual_clip": 0.5}),
+        ("divergence is 'js'; possible: 'tv', 'kl'", objectives.dppo, BATCH, {"divergence": "js"}),
+        ("threshold is 0; possible: a number above 0", objectives.dppo, BATCH, {"threshold": 0}),
+        ("k_negative is -1; possible: a number not below 0", objectives.vespo, BATCH, {"k_negative": -1}),
+        ("log_low is nan; possible: a number not below 0", objectives.ctpo, BATCH, {"log_low": np.nan}),
         (
             "length_normalized is 'no'; possible: True, False",
             objectives.topr,

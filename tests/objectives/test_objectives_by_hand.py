@@ -39,6 +39,12 @@ def gate_slope(ratio, tau):
 
 S_LONG, S_SHORT = 0.75 ** (1 / 3), 0.75 ** (1 / 2)  # geometric means of the ratios of each response
 E = 5.0**2 / (6.0 * 5)  # Σ ρ = 5, Σ ρ² = 6
+# GMPO: log 1.5 = .405 is clipped at .4 where A > 0, log .5 at −.4 where A < 0.
+G_LONG = math.exp((0.4 + math.log(0.5)) / 3)
+G_SHORT = math.exp((math.log(1.5) - 0.4) / 2)
+# VESPO: both responses have the ratio .75.
+PHI_LONG, PHI_SHORT = 0.75**2 * math.exp(3 * 0.25), 0.75**3 * math.exp(2 * 0.25)
+ROOT = math.sqrt(2)
 
 # name, knobs, share of each token, objective of each token, its slope in log π. Padding is left out as 0.
 CASES = [
@@ -147,6 +153,61 @@ CASES = [
         {"proximal_logp": BEHAVIOR_LOGP + math.log(2)},
         TOKENS,
         [[1.5, 1, 0.5], [-1.6, -1.6, 0]],
+        [[1.5, 1, 0.5], [0, 0, 0]],
+    ),
+    (
+        "gmpo",
+        {},
+        RESPONSES,
+        [[G_LONG, G_LONG, G_LONG], [-G_SHORT, -G_SHORT, 0]],
+        [[0, G_LONG, G_LONG], [-G_SHORT, 0, 0]],
+    ),
+    (
+        "vespo",
+        {},
+        TOKENS,
+        [[PHI_LONG * up, PHI_LONG * zero, PHI_LONG * down], [-PHI_SHORT * up, -PHI_SHORT * down, 0]],
+        [[PHI_LONG] * 3, [-PHI_SHORT, -PHI_SHORT, 0]],
+    ),
+    # Products 1.5, 1.5, 0.75 and 1.5, 0.75; bounds exp(−0.025 √t) and exp(0.05 √t).
+    (
+        "ctpo",
+        {},
+        RESPONSES,
+        [[math.exp(0.05), math.exp(0.05 * ROOT), 0.75], [-1.5, -math.exp(-0.025 * ROOT), 0]],
+        [[0, 0, 0.75], [-1.5, 0, 0]],
+    ),
+    # b = e^−2 = 0.1353: a ratio of 1.5 or 0.5 moves the probability by 0.0677, within 0.15 and beyond 0.05.
+    (
+        "dppo",
+        {"ratio_cap": 1.25},
+        TOKENS,
+        [[1.25 * up, zero, 0.5 * down], [-1.25 * up, -0.5 * down, 0]],
+        [[1.25, 1, 0.5], [-1.25, -0.5, 0]],
+    ),
+    (
+        "dppo",
+        {"threshold": 0.05},
+        TOKENS,
+        [[0, zero, 0.5 * down], [-1.5 * up, 0, 0]],
+        [[0, 1, 0.5], [-1.5, 0, 0]],
+    ),
+    # The binary KL is 0.0156 at a ratio of 1.5 and 0.0287 at 0.5.
+    (
+        "dppo",
+        {"divergence": "kl", "threshold": 0.02},
+        TOKENS,
+        [[1.5 * up, zero, 0.5 * down], [-1.5 * up, 0, 0]],
+        [[1.5, 1, 0.5], [-1.5, 0, 0]],
+    ),
+    ("grpo", {"dual_clip": 1.4}, RESPONSES, [[1.2, 1, 0.5], [-1.4, -0.8, 0]], [[0, 1, 0.5], [0, 0, 0]]),
+    ("mu_grpo", {"dual_clip": 1.4}, TOKENS, [[1.5, 1, 0.5], [-1.4, -0.5, 0]], [[1.5, 1, 0.5], [0, -0.5, 0]]),
+    ("gppo", {"dual_clip": 1.4}, TOKENS, [[1.28, 1, 0.5], [-1.4, -0.8, 0]], [[1.28, 1, 0.5], [0, -0.8, 0]]),
+    (
+        "m2po",
+        {"threshold": 0.2, "form": "mask", "dual_clip": 1.4},
+        TOKENS,
+        [[1.5, 1, 0.5], [-1.4, 0, 0]],
         [[1.5, 1, 0.5], [0, 0, 0]],
     ),
 ]
@@ -263,12 +324,42 @@ def test_published_defaults():
         "gppo": (0.8, 1.28),
         "pnpo": (0.8, 1.2),
         "decoupled_ppo": (0.8, 1.2),
+        "gmpo": (math.exp(-0.4), math.exp(0.4)),
     }
     by_response = {name for name, s in settings.items() if s["aggregation"] == "seq_mean_token_mean"}
-    assert by_response == {"grpo", "gspo", "topr", "sapo"}
+    assert by_response == {"grpo", "gspo", "topr", "sapo", "gmpo", "ctpo"}
     assert settings["dr_grpo"]["aggregation"] == "constant"
     assert (settings["mu_grpo"]["veto"], settings["mu_grpo"]["veto_ratio"]) == ("suffix", 1e-4)
     assert settings["m2po"]["threshold"] == 0.04
+    assert all(s["dual_clip"] is None for s in settings.values() if "dual_clip" in s)
+    assert [settings["vespo"][k] for k in ("k_positive", "lambda_positive")] == [2.0, 3.0]
+    assert [settings["vespo"][k] for k in ("k_negative", "lambda_negative")] == [3.0, 2.0]
+    assert [settings["ctpo"][k] for k in ("log_low", "log_high", "growth")] == [0.025, 0.05, 0.5]
+    assert objectives.DIVERGENCES == {"tv": 0.15, "kl": 0.05} and settings["dppo"]["ratio_cap"] == 5.0
     assert (settings["sapo"]["temperature_positive"], settings["sapo"]["temperature_negative"]) == (1.0, 1.05)
     assert settings["decoupled_ppo"]["behavior_cap"] == 5.0
     assert (settings["bapo"]["clip_low_max"], settings["bapo"]["clip_high_max"]) == (0.8, 2.0)
+
+
+def test_importance_weighted_k3_has_the_gradient_of_the_true_kl():
+    """For samples of b, ρ k3 is an unbiased KL(π ‖ reference), and so is its gradient ρ x."""
+    b, policy, reference = (jnp.log(jnp.array(p)) for p in ([0.5, 0.5], [0.8, 0.2], [0.3, 0.7]))
+
+    def estimate(policy):
+        tokens = objectives.kl_estimate(policy - reference, "weighted_k3", importance=policy - b)
+        return (jnp.exp(b) * tokens).sum()
+
+    exact = (jnp.exp(policy) * (policy - reference)).sum()
+    np.testing.assert_allclose(estimate(policy), exact, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(estimate)(policy), jnp.exp(policy) * (policy - reference), rtol=1e-6)
+    with pytest.raises(ValueError, match="importance is None; estimator 'weighted_k3' needs"):
+        objectives.kl_estimate(policy - reference, "weighted_k3")
+
+
+def test_geometric_level_of_weights_and_masks():
+    log_ratio, mask = jnp.log(jnp.array([[8.0, 1.0, 1.0, 9.0], [0.1, 0.1, 9.0, 9.0]])), jnp.ones((2, 4))
+    mask = mask.at[0, 3].set(0).at[1, 2:].set(0)
+    weights = objectives.tis_weights(log_ratio, mask, cap=1.5, level="geometric")
+    np.testing.assert_allclose(weights, [[1.5, 1.5, 1.5, 0], [0.1, 0.1, 0, 0]], rtol=1e-6)
+    kept = objectives.mis_mask(log_ratio, mask, low=0.5, high=2.01, level="geometric")
+    assert kept.astype(int).tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]

@@ -1,16 +1,9 @@
-"""Objectives that read a bound from the batch itself: M2PO, P3O and BAPO.
+"""M2PO and BAPO: clip bounds that follow from a statistic of the batch.
 
-The statistic of a call is that of the arrays it sees, without gradient; arrays sharded over devices and hosts
-count as a whole. An update in micro-batches therefore has one statistic per micro-batch, which is what the
-papers' code does, and its gradient depends on the split.
-The pooled form computes the statistic once for the whole update (`m2po_bound`, `effective_sample_size` or
-`ratio_sums`, `bapo_bounds`) and hands it to every call (`log_bound`, `ess`, `bounds`): then any split gives
-the same gradient.
+A call without the statistic takes it from its own arrays. For an update in several micro-batches, compute the
+statistic once (`m2po_bound`, `bapo_bounds`; for P3O `ratio_sums` and `ess_from_sums`) and pass it to every
+call: then the gradients add up to that of the whole update.
 """
-
-from __future__ import annotations
-
-from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,60 +11,39 @@ import numpy as np
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_flag, check_number, check_rank
-from mugrpo_jax.objectives._objective import (
-    SharedKnobs,
-    Tokens,
-    finish,
-    min_form,
-    objective,
-    read_tokens,
-    token_fraction,
-)
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
+from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective, read_log_ratio
 from mugrpo_jax.objectives._search import largest_float
-from mugrpo_jax.objectives.metrics import Metrics, mean_over
-from mugrpo_jax.objectives.moments import effective_sample_size
+from mugrpo_jax.objectives.metrics import mean_over
 
 M2PO_FORMS = ("winsorize", "mask")
 
 
-@objective
+@objective("token_mean")
 def m2po(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     threshold: ArrayLike = 0.04,
     form: str = "winsorize",
     log_bound: ArrayLike | None = None,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """M2PO: keep the second moment of the harmful log-ratios below a threshold (arXiv 2510.01161).
 
     Harmful are the tokens that move further away: `Q = {A > 0, ρ > 1} ∪ {A < 0, ρ < 1}`. While the mean of l²
-    over Q is within the threshold nothing is clipped. Beyond it, with the bound c of `m2po_bound`:
+    over Q is within the threshold, nothing is clipped. Beyond it, with the bound c of `m2po_bound`:
 
         winsorize   J_t = min(ρ_t A, clip(ρ_t, e^−c, e^c) A)
         mask        J_t = ρ_t A, and 0 for harmful tokens with |l_t| > c
 
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       threshold: τ, the second moment that is tolerated.
       form: `winsorize` or `mask`.
       log_bound: c of the whole update, from `m2po_bound`; by default that of this call.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c of the dual clip; for A < 0 the gradient also stops beyond it.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`, the count `harmful_tokens`, their mean l² in
-      `second_moment/harmful_tokens`, and the tightest lower bound `clip_low_max` (0: nothing clipped).
+    Metrics: `clipped/tokens`, the count `harmful_tokens`, their mean l² in `second_moment/harmful_tokens`,
+    and the tightest lower bound `clip_low_max` (0: nothing clipped).
 
     >>> size = jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]])
     >>> loss, metrics = m2po(size, jnp.zeros((1, 6)), jnp.array([1.0]), jnp.ones((1, 6)))
@@ -80,32 +52,23 @@ def m2po(
     """
     check_number("threshold", threshold, strict=True)
     check_choice("form", form, M2PO_FORMS)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
     harmful = _harmful(tokens)
     log_ratio = stop_gradient(tokens.log_ratio)
     bound = _m2po_bound(jnp.abs(log_ratio), harmful, threshold, form) if log_bound is None else log_bound
     check_number("log_bound", bound)
     bound = stop_gradient(jnp.asarray(bound, jnp.float32))
+    low, high = (0.0, jnp.inf) if form == "mask" else (jnp.exp(-bound), jnp.exp(bound))
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high, dual_clip)
     if form == "mask":
-        clipped = harmful & (jnp.abs(log_ratio) > bound)
-        surrogate = jnp.where(clipped, 0.0, tokens.ratio * tokens.advantages)
-    else:
-        surrogate, clipped = min_form(tokens.ratio, tokens.advantages, jnp.exp(-bound), jnp.exp(bound))
+        removed = harmful & (jnp.abs(log_ratio) > bound)
+        surrogate, clipped = jnp.where(removed, 0.0, surrogate), clipped | removed
     metrics = {
-        "clipped/tokens": token_fraction(tokens, clipped),
+        "clipped/tokens": tokens.share(clipped),
         "harmful_tokens": harmful.sum(),
         "second_moment/harmful_tokens": mean_over(jnp.where(harmful, log_ratio**2, 0.0).sum(), harmful.sum()),
         "clip_low_max": jnp.exp(-bound),
     }
-    return finish(
-        m2po,
-        tokens,
-        surrogate,
-        metrics,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    return Terms(surrogate, metrics)
 
 
 def m2po_bound(
@@ -140,11 +103,9 @@ def m2po_bound(
     >>> round(float(m2po_bound(size, jnp.array([1.0]), jnp.ones((1, 6)))), 4)
     0.2
     """
-    check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_number("threshold", threshold, strict=True)
     check_choice("form", form, M2PO_FORMS)
-    log_ratio = stop_gradient(jnp.asarray(log_ratio))
-    tokens = read_tokens(log_ratio, jnp.zeros_like(log_ratio), advantages, mask)
+    tokens = read_log_ratio(log_ratio, advantages, mask)
     return _m2po_bound(jnp.abs(tokens.log_ratio), _harmful(tokens), threshold, form)
 
 
@@ -163,99 +124,15 @@ def _m2po_bound(size: jax.Array, harmful: jax.Array, threshold: ArrayLike, form:
         kept = harmful & (size <= bound)
         return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum()
 
-    # The largest size that is within; the search itself may end anywhere between two sizes.
+    # Round down to a size that occurs: the search may end anywhere between two of them.
     bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max()
     return jnp.where(squares.sum() > threshold * count, bound, jnp.inf)
 
 
-@objective
-def p3o(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
-    *,
-    denominator: ArrayLike | None = None,
-    ess: ArrayLike | None = None,
-    safe_kl: bool = False,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
-    """P3O: the effective sample size caps the ratio and sets a pull to the behavior (arXiv 2605.12380).
-
-        L_t = −sg(min(ρ_t, e)) · A · log π + (1 − e) · K_t
-        K_t = l_t + exp(clip(−l_t, −10, 10)) − 1        e = effective_sample_size(l, m)
-
-    The cap is e itself, on one side only. The method's own entropy bonus and k3 penalty towards a reference
-    are the shared knobs `entropy_coef` and `kl_coef`.
-
-    Outside the clamp (l < −10) the gradient of K as published is 1, which pushes such tokens further down.
-    `safe_kl` keeps the value and uses the gradient `1 − exp(clip(−l, −10, 10))` everywhere; it is ours.
-
-    Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
-      ess: e of the whole update; by default that of this call.
-      safe_kl: repair the gradient of K beyond the clamp.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`. `weights` leave K alone.
-
-    Returns:
-      The loss, and metrics with `ess/tokens`, `behavior_kl/tokens` (K) and `clipped/tokens`.
-
-    >>> logp = jnp.log(jnp.array([[4.0, 1.0, 1.0, 1.0]]))
-    >>> rest = (jnp.zeros((1, 4)), jnp.array([1.0]), jnp.ones((1, 4)))
-    >>> gradient, metrics = jax.grad(p3o, has_aux=True)(logp, *rest, denominator=1)
-    >>> round(float(metrics["ess/tokens"]), 6), round(float(gradient[0, 0]), 6)
-    (0.644737, -0.378289)
-    """
-    check_flag("safe_kl", safe_kl)
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
-    if ess is None:
-        ess = effective_sample_size(tokens.log_ratio, tokens.mask)
-    check_number("ess", ess)
-    ess = stop_gradient(jnp.asarray(ess, jnp.float32))
-    ratio = stop_gradient(tokens.ratio)
-    kl = _behavior_kl(tokens.log_ratio, safe=safe_kl)
-    metrics = {
-        "ess/tokens": ess,
-        "behavior_kl/tokens": mean_over(kl.sum(), tokens.total),
-        "clipped/tokens": token_fraction(tokens, ratio > ess),
-    }
-    return finish(
-        p3o,
-        tokens,
-        jnp.minimum(ratio, ess) * tokens.advantages * tokens.logp,
-        metrics,
-        penalty=(1.0 - ess) * kl,
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
-
-
-def _behavior_kl(log_ratio: jax.Array, *, safe: bool) -> jax.Array:
-    """K_t = l + exp(clip(−l, −10, 10)) − 1, as published or with the repaired gradient."""
-    within = jnp.abs(log_ratio) <= 10.0
-    reverse = jnp.exp(jnp.where(within, -log_ratio, stop_gradient(jnp.clip(-log_ratio, -10.0, 10.0))))
-    kl = log_ratio + reverse - 1.0
-    if not safe:
-        return kl
-    slope = stop_gradient(1.0 - reverse)
-    return stop_gradient(kl) + slope * (log_ratio - stop_gradient(log_ratio))
-
-
-@objective
+@objective("token_mean")
 def bapo(
-    logp: ArrayLike,
-    behavior_logp: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike,
+    tokens: Tokens,
     *,
-    denominator: ArrayLike | None = None,
     clip_low: float = 0.6,
     clip_low_max: float = 0.8,
     clip_high: float = 1.2,
@@ -263,26 +140,23 @@ def bapo(
     step: float = 0.05,
     target: ArrayLike = 1.0,
     bounds: tuple[ArrayLike, ArrayLike] | None = None,
-    aggregation: str = "token_mean",
-    **shared: Unpack[SharedKnobs],
-) -> tuple[jax.Array, Metrics]:
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
     """BAPO: bounds that move until good responses weigh as much as bad ones (arXiv 2510.18927).
 
         J_t = min(ρ_t A, clip(ρ_t, c_l, c_h) A)     (c_l, c_h) from `bapo_bounds`
 
+    The defaults are those of the authors' code, where the target is the quotient of positive and negative
+    mass; their code also has a dual clip of 3. Their paper lets c_l go from 0.6 to 0.9 and c_h from 1.2 to
+    3.0, with a target ρ₀ for the positive share of the total mass: 0.4 in the paper, 0.5 in their README. A
+    share s is the target s / (1 − s) here, so 0.5 is 1.
+
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`, see `group_advantages`.
-      mask: `[B, T]`, non-zero on response tokens.
-      denominator: that of the whole update, when this call sees a part of it.
       clip_low, clip_low_max, clip_high, clip_high_max, step, target: see `bapo_bounds`.
       bounds: (c_l, c_h) of the whole update; by default those of this call.
-      aggregation: see `AGGREGATIONS`.
-      **shared: the knobs all objectives share, see `help(mugrpo_jax.objectives)`.
+      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
 
-    Returns:
-      The loss, and metrics with `clipped/tokens`, `clip_low/tokens` and `clip_high/tokens`.
+    Metrics: `clipped/tokens`, `clip_low/tokens` and `clip_high/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [1.0, 1.25]]))
     >>> rest = (jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.ones((2, 2)))
@@ -290,7 +164,6 @@ def bapo(
     >>> round(float(metrics["clip_high/tokens"]), 4)  # 1.25 + 1 weighs as much as 1 + 1.25
     1.25
     """
-    tokens = read_tokens(logp, behavior_logp, advantages, mask)
     if bounds is None:
         bounds = bapo_bounds(
             tokens.log_ratio,
@@ -307,16 +180,9 @@ def bapo(
         raise ValueError(f"bounds is {bounds!r}; possible: a pair (c_l, c_h)")
     check_bounds(*bounds, names=("bounds[0]", "bounds[1]"))
     low, high = (stop_gradient(jnp.asarray(bound, jnp.float32)) for bound in bounds)
-    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high)
-    return finish(
-        bapo,
-        tokens,
-        surrogate,
-        {"clipped/tokens": token_fraction(tokens, clipped), "clip_low/tokens": low, "clip_high/tokens": high},
-        denominator=denominator,
-        aggregation=aggregation,
-        shared=shared,
-    )
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high, dual_clip)
+    metrics = {"clipped/tokens": tokens.share(clipped), "clip_low/tokens": low, "clip_high/tokens": high}
+    return Terms(surrogate, metrics)
 
 
 def bapo_bounds(
@@ -335,9 +201,9 @@ def bapo_bounds(
 
         positive mass = Σ_{A > 0} min(ρ, c_h) |A|        negative mass = Σ_{A < 0} max(ρ, c_l) |A|
 
-    First c_l goes up in steps, then c_h. The masses are those of the surrogate, as in the authors' code, so a
-    higher c_l can only add to the negative mass: it takes the gradient from unlikely tokens, but never meets
-    the target. If the bounds of the start miss it, c_l therefore goes all the way, and c_h is searched for.
+    First c_l rises in steps, then c_h. The masses are those of the surrogate, as in the authors' code. A
+    higher c_l can only add to the negative mass: it removes the gradient of unlikely tokens but never helps
+    to meet the target. So if the first bounds miss the target, c_l goes to its end and c_h is searched for.
 
     Args:
       log_ratio: `[B, T]`.
@@ -361,9 +227,7 @@ def bapo_bounds(
     check_bounds(clip_low_max, clip_high, names=("clip_low_max", "clip_high"))
     check_number("step", step, strict=True)
     check_number("target", target)
-    check_rank("log_ratio", log_ratio, 2, "[B, T]")
-    log_ratio = stop_gradient(jnp.asarray(log_ratio))
-    tokens = read_tokens(log_ratio, jnp.zeros_like(log_ratio), advantages, mask)
+    tokens = read_log_ratio(log_ratio, advantages, mask)
     gains = jnp.maximum(tokens.advantages, 0.0)
     losses = jnp.maximum(-tokens.advantages, 0.0)
     highs = _steps(clip_high, clip_high_max, step)

@@ -1,0 +1,244 @@
+"""From a per-token formula to an objective: read the inputs, apply the formula, sum up the loss.
+
+A formula is a function of `Tokens` and its own knobs that returns `Terms`. The decorator `objective` turns it
+into a function of the four arrays that every objective takes, with the knobs that all objectives share.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape, is_number
+from mugrpo_jax.objectives.aggregation import denominator as count_denominator
+from mugrpo_jax.objectives.aggregation import token_shares
+from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate, safe_exp
+from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
+
+Objective = Callable[..., tuple[jax.Array, Metrics]]
+
+
+class Tokens(NamedTuple):
+    """A batch in float32. Padding is zero in every array, so that `exp` and row sums are safe."""
+
+    logp: jax.Array  # [B, T] log π(y_t), the only array with a gradient
+    behavior_logp: jax.Array  # [B, T] log b(y_t)
+    log_ratio: jax.Array  # [B, T] l_t = log π(y_t) − log b(y_t)
+    advantages: jax.Array  # [B, T]
+    mask: jax.Array  # [B, T] bool
+
+    @property
+    def ratio(self) -> jax.Array:
+        """ρ_t = exp(l_t)."""
+        return safe_exp(self.log_ratio)
+
+    @property
+    def total(self) -> jax.Array:
+        """Number of valid tokens."""
+        return self.mask.sum()
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """The mean of `[B, T]` values over the valid tokens, as a metric."""
+        return mean_over(jnp.where(self.mask, values, 0.0).sum(), self.total)
+
+    def share(self, chosen: jax.Array) -> jax.Array:
+        """The share of the valid tokens that are chosen, as a metric."""
+        return mean_over((chosen & self.mask).sum(), self.total)
+
+
+class Terms(NamedTuple):
+    """What a formula returns."""
+
+    policy: jax.Array  # [B, T] J_t, to be maximised; `weights` multiply it
+    metrics: Metrics
+    penalty: ArrayLike = 0.0  # [B, T], to be minimised; `weights` leave it alone
+
+
+def objective(aggregation: str) -> Callable[[Callable[..., Terms]], Objective]:
+    """Make an objective of a formula; `aggregation` is the default of the knob with that name."""
+
+    def decorate(formula: Callable[..., Terms]) -> Objective:
+        signature = _public_signature(formula, aggregation)
+        own = [p.name for p in _keywords(formula)]
+        known = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+        @functools.wraps(formula)
+        def function(
+            logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike, **knobs: Any
+        ) -> tuple[jax.Array, Metrics]:
+            for name in knobs:
+                if name not in known:
+                    raise ValueError(f"{formula.__name__} has no knob {name!r}; possible: {', '.join(known)}")
+            tokens = read_tokens(logp, behavior_logp, advantages, mask)
+            terms = formula(tokens, **{name: knobs.pop(name) for name in own if name in knobs})
+            return aggregate(tokens, terms, **{"aggregation": aggregation, **knobs})
+
+        function.__signature__ = signature  # type: ignore[attr-defined]  # what help() and inspect show
+        return function
+
+    return decorate
+
+
+def aggregate(
+    tokens: Tokens,
+    terms: Terms,
+    *,
+    denominator: ArrayLike | None = None,
+    aggregation: str,
+    weights: ArrayLike | None = None,
+    reference_logp: ArrayLike | None = None,
+    kl_coef: ArrayLike = 0.0,
+    kl_estimator: str = "k3",
+    entropy: ArrayLike | None = None,
+    entropy_coef: ArrayLike = 0.0,
+    max_length: int | None = None,
+) -> tuple[jax.Array, Metrics]:
+    """Sum the terms of the tokens up to the loss. The keywords are the knobs that all objectives share.
+
+    `weights` scale the policy term. The penalty, the KL term and the entropy bonus see every valid token.
+    """
+    _check_shared(tokens.mask.shape, kl_estimator, kl_coef, entropy_coef, max_length)
+    _check_arrays(tokens.mask.shape, weights=weights, reference_logp=reference_logp, entropy=entropy)
+    _check_needed(tokens.mask.shape, kl_coef=(kl_coef, "reference_logp", reference_logp))
+    _check_needed(tokens.mask.shape, entropy_coef=(entropy_coef, "entropy", entropy))
+    if denominator is None:
+        budget = max_length or tokens.mask.shape[1]
+        denominator = count_denominator(tokens.mask, aggregation, max_length=budget)
+    shares = token_shares(tokens.mask, aggregation, denominator=denominator)
+    metrics = {"tokens": tokens.total, **terms.metrics}
+
+    policy = terms.policy
+    if weights is not None:
+        policy = policy * stop_gradient(on_tokens(weights, tokens.mask))
+    per_token = terms.penalty - policy
+    if reference_logp is not None:
+        reference = stop_gradient(on_tokens(reference_logp, tokens.mask))
+        kl = kl_estimate(tokens.logp - reference, kl_estimator, importance=tokens.log_ratio)
+        per_token += kl_coef * kl
+        metrics["reference_kl/tokens"] = mean_over(kl.sum(), tokens.total)
+    if entropy is not None:
+        entropy = on_tokens(entropy, tokens.mask)
+        per_token -= entropy_coef * entropy
+        metrics["entropy/tokens"] = mean_over(entropy.sum(), tokens.total)
+    return (shares * per_token).sum(), as_metrics(metrics)
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _public_signature(formula: Callable[..., Terms], aggregation: str) -> inspect.Signature:
+    """The four arrays, then the formula's own knobs between `denominator` and the other shared knobs."""
+    names = ("logp", "behavior_logp", "advantages", "mask")
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    arrays = [inspect.Parameter(name, kind, annotation=ArrayLike) for name in names]
+    required = [p for p in _keywords(formula) if p.default is p.empty]
+    own = [p for p in _keywords(formula) if p.default is not p.empty]
+    denominator, _, *shared = _keywords(aggregate)
+    average = inspect.Parameter("aggregation", denominator.kind, default=aggregation, annotation=str)
+    returns = inspect.signature(aggregate).return_annotation
+    return inspect.Signature(
+        [*arrays, *required, denominator, *own, average, *shared], return_annotation=returns
+    )
+
+
+def _check_shared(
+    shape: tuple[int, ...],
+    kl_estimator: str,
+    kl_coef: ArrayLike,
+    entropy_coef: ArrayLike,
+    max_length: int | None,
+) -> None:
+    check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
+    check_number("kl_coef", kl_coef)
+    check_number("entropy_coef", entropy_coef)
+    if max_length is not None:
+        check_number("max_length", max_length, strict=True)
+
+
+def _check_arrays(shape: tuple[int, ...], **arrays: ArrayLike | None) -> None:
+    for name, array in arrays.items():
+        if array is not None:
+            check_shape(name, array, shape)
+
+
+def _check_needed(shape: tuple[int, ...], **coefficients: tuple[ArrayLike, str, ArrayLike | None]) -> None:
+    """Refuse a coefficient whose array was not given."""
+    for name, (value, array_name, array) in coefficients.items():
+        if array is None and not (is_number(value) and value == 0):
+            raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
+
+
+def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:
+    """Check the shapes, convert to float32 and set padding to zero."""
+    check_rank("logp", logp, 2, "[B, T]")
+    shape = jnp.shape(logp)
+    check_shape("behavior_logp", behavior_logp, shape)
+    check_shape("mask", mask, shape)
+    valid = jnp.asarray(mask) != 0
+    logp = on_tokens(logp, valid)
+    behavior_logp = stop_gradient(on_tokens(behavior_logp, valid))
+    return Tokens(logp, behavior_logp, logp - behavior_logp, token_advantages(advantages, valid), valid)
+
+
+def read_log_ratio(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:
+    """`Tokens` without a gradient from log-ratios alone, for statistics of a batch."""
+    check_rank("log_ratio", log_ratio, 2, "[B, T]")
+    log_ratio = stop_gradient(jnp.asarray(log_ratio))
+    return read_tokens(log_ratio, jnp.zeros_like(log_ratio), advantages, mask)
+
+
+def on_tokens(values: ArrayLike, mask: jax.Array) -> jax.Array:
+    """The values in float32, and zero on padding."""
+    return jnp.where(mask, jnp.asarray(values).astype(jnp.float32), 0.0)
+
+
+def token_advantages(advantages: ArrayLike, mask: jax.Array) -> jax.Array:
+    """Advantages `[B]` or `[B, T]` as `[B, T]` without a gradient."""
+    check_shape("advantages", advantages, mask.shape[:1], mask.shape)
+    advantages = stop_gradient(jnp.asarray(advantages))
+    return on_tokens(advantages if advantages.ndim == 2 else advantages[:, None], mask)
+
+
+def min_form(
+    ratio: jax.Array,
+    advantages: jax.Array,
+    clip_low: ArrayLike,
+    clip_high: ArrayLike,
+    dual_clip: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """PPO's `min(ρ A, clip(ρ, low, high) A)`, and which tokens are clipped.
+
+    With `dual_clip` c, the value for A < 0 is at least c A, so the gradient stops beyond ρ = c as well
+    (arXiv 1912.09729). Written case by case: a ratio exactly on a bound keeps its whole gradient.
+    """
+    above = (advantages > 0) & (ratio > clip_high)
+    below = (advantages < 0) & (ratio < clip_low)
+    bounded = jnp.where(above, clip_high, jnp.where(below, clip_low, ratio))
+    clipped = above | below
+    if dual_clip is not None:
+        far = beyond_dual_clip(ratio, advantages, dual_clip)
+        bounded, clipped = jnp.where(far, dual_clip, bounded), clipped | far
+    return bounded * advantages, clipped
+
+
+def beyond_dual_clip(ratio: jax.Array, advantages: jax.Array, dual_clip: ArrayLike) -> jax.Array:
+    """Tokens of negative advantage whose ratio is above the dual clip."""
+    check_number("dual_clip", dual_clip, low=1.0, strict=True)
+    return (advantages < 0) & (ratio > dual_clip)
+
+
+def mean_log_ratio(tokens: Tokens) -> jax.Array:
+    """mean_t l_t of each response, `[B, 1]`."""
+    lengths = tokens.mask.sum(axis=1, keepdims=True)
+    return tokens.log_ratio.sum(axis=1, keepdims=True) / jnp.maximum(lengths, 1)
+
+
+def through_own_token(weight: jax.Array, tokens: Tokens) -> jax.Array:
+    """`sg(w_t) · π_t / sg(π_t)`: the value of the weight, with the gradient of the token's own log-prob."""
+    return stop_gradient(weight) * jnp.exp(tokens.logp - stop_gradient(tokens.logp))

@@ -1,0 +1,51 @@
+"""The µ-GRPO loss (arXiv 2605.17570): relaxed clipping and the negative-advantage veto."""
+
+import jax.numpy as jnp  # noqa: F401  # for the example
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
+from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective
+from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
+
+
+@objective("token_mean")
+def mu_grpo(
+    tokens: Tokens,
+    *,
+    clip_low: ArrayLike = 0.0,
+    clip_high: ArrayLike = 5.0,
+    veto: str = "suffix",
+    veto_ratio: ArrayLike = 1e-4,
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
+    """µ-GRPO: relaxed clipping and the negative-advantage veto (arXiv 2605.17570).
+
+        L = −(1/Z) Σ_t m_t · keep_t · min(ρ_t A, clip(ρ_t, 0, 5) A)
+
+    For A > 0 the gradient stops beyond ρ = 5. For A < 0 nothing is clipped, and `keep` is the veto, computed
+    from the current ratios. Z is the number of tokens in the original mask: a veto removes terms and rescales
+    nothing. The bounds and the veto are published; the min-form and Z are our reading.
+
+    Args:
+      clip_low, clip_high: bounds on the ratio.
+      veto: scope of the veto, see `veto_mask`.
+      veto_ratio: τ; a token whose ratio is below it is a trigger.
+      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c. None is the paper.
+
+    Metrics: `clipped/tokens` and those of `veto_metrics`.
+
+    >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
+    >>> loss, metrics = mu_grpo(jnp.log(ratio), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
+    >>> round(float(loss), 4)  # −(5 + 1 + 1 − 1 − 1e-5) / 6: the last token is vetoed
+    -1.0
+    >>> round(float(metrics["vetoed/tokens"]), 4)
+    0.1667
+    """
+    check_bounds(clip_low, clip_high)
+    check_choice("veto", veto, VETO_SCOPES)
+    check_number("veto_ratio", veto_ratio, strict=True)
+    surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)
+    batch = (tokens.log_ratio, tokens.advantages, tokens.mask)
+    keep = veto_mask(*batch, scope=veto, ratio=veto_ratio)
+    found = veto_metrics(*batch, keep, ratio=veto_ratio)
+    return Terms(keep * surrogate, {"clipped/tokens": tokens.share(clipped), **found})

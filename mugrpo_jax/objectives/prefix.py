@@ -1,0 +1,134 @@
+"""Objectives whose weight depends on the tokens before, a prefix that the policy may no longer reach."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jax.typing import ArrayLike
+
+from mugrpo_jax.objectives._checks import check_bounds, check_number
+from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective, through_own_token
+from mugrpo_jax.objectives.kl import safe_exp
+
+
+@objective("token_mean")
+def pnpo(
+    tokens: Tokens,
+    *,
+    clip_low: ArrayLike = 0.8,
+    clip_high: ArrayLike = 1.2,
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
+    """PNPO: the geometric mean of the ratios up to each token, in the min-form (arXiv 2608.01418).
+
+        w_t = exp(mean_{k ≤ t} l_k)        J_t = min(w_t A, clip(w_t, low, high) A)
+
+    The gradient flows through l_t alone: `d J_t / d log π_t = w_t A`. The weight is the paper's; the min-form
+    and the range, which is GRPO's, are our choice.
+
+    Args:
+      clip_low, clip_high: bounds on w.
+      dual_clip: c; for A < 0 the gradient also stops beyond w = c.
+
+    Metrics: `clipped/tokens`.
+
+    >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
+    >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
+    >>> gradient, _ = jax.grad(pnpo, has_aux=True)(logp, *rest, denominator=1)
+    >>> print(-gradient.round(4))
+    [[1. 1. 0.2154 0.3162 0.3981]]
+    """
+    check_bounds(clip_low, clip_high)
+    prefix_mean = _prefix_sum(tokens) / jnp.maximum(_places(tokens), 1.0)
+    weight = through_own_token(safe_exp(prefix_mean), tokens)
+    surrogate, clipped = min_form(weight, tokens.advantages, clip_low, clip_high, dual_clip)
+    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+
+
+@objective("seq_mean_token_mean")
+def ctpo(
+    tokens: Tokens,
+    *,
+    log_low: ArrayLike = 0.025,
+    log_high: ArrayLike = 0.05,
+    growth: ArrayLike = 0.5,
+    dual_clip: ArrayLike | None = None,
+) -> Terms:
+    """CTPO: the product of the ratios up to each token, in bounds that widen (arXiv 2605.07331).
+
+        R_t = Π_{k ≤ t} ρ_k     J_t = min(R_t A, clip(R_t, exp(−0.025 √t), exp(0.05 √t)) A)
+
+    t counts the response's tokens from 1. The gradient flows through l_t alone, as in the authors' code:
+    `d J_t / d log π_t = R_t A`. Their code also clips A < 0 at the upper bound; the paper's objective, and
+    this one, do not.
+
+    Args:
+      log_low, log_high: bounds on |log R| at t = 1, below and above.
+      growth: the power of t with which the bounds on log R widen.
+      dual_clip: c; for A < 0 the gradient also stops beyond R = c.
+
+    Metrics: `clipped/tokens`.
+
+    >>> logp = jnp.log(jnp.array([[1.04, 1.04, 0.9]]))
+    >>> rest = (jnp.zeros((1, 3)), jnp.array([1.0]), jnp.ones((1, 3)))
+    >>> gradient, _ = jax.grad(ctpo, has_aux=True)(logp, *rest, denominator=1)
+    >>> print(-3 * gradient.round(4))  # 1.04, 1.0816 > exp(0.0707), 0.9734
+    [[1.0401 0. 0.9735]]
+    """
+    check_number("log_low", log_low)
+    check_number("log_high", log_high)
+    check_number("growth", growth)
+    weight = through_own_token(safe_exp(_prefix_sum(tokens)), tokens)
+    width = jnp.maximum(_places(tokens), 1.0) ** growth
+    low, high = jnp.exp(jnp.negative(log_low) * width), jnp.exp(log_high * width)
+    surrogate, clipped = min_form(weight, tokens.advantages, low, high, dual_clip)
+    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+
+
+@objective("token_mean")
+def minpro(tokens: Tokens) -> Terms:
+    """MinPRO: each ratio times the smallest ratio before it (arXiv 2601.22718).
+
+        J_t = sg(min_{s < t} ρ_s) · ρ_t · A     with 1 for the first token
+
+    The least likely token stands for the whole prefix, instead of the product of all its ratios. Nothing else
+    bounds the ratio: pass `weights` for that.
+
+    Metrics: the mean logarithm of the prefix factor, `prefix_log_ratio/tokens`.
+
+    >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
+    >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
+    >>> gradient, _ = jax.grad(minpro, has_aux=True)(logp, *rest, denominator=1)
+    >>> print(-gradient.round(4))
+    [[1. 1. 0.01 0.01 0.01]]
+    """
+    log_ratio = jnp.where(tokens.mask, stop_gradient(tokens.log_ratio), jnp.inf)
+    before = jnp.pad(log_ratio[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
+    smallest = _running(jnp.minimum, before, jnp.inf)
+    log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # no token before: a factor of 1
+    # One exp of the sum: the factors can exceed the range of float32 where the product does not.
+    policy = safe_exp(log_prefix + tokens.log_ratio) * tokens.advantages
+    return Terms(policy, {"prefix_log_ratio/tokens": tokens.mean(log_prefix)})
+
+
+def _prefix_sum(tokens: Tokens) -> jax.Array:
+    """Σ_{k ≤ t} l_k, without a gradient."""
+    return _running(jnp.add, stop_gradient(tokens.log_ratio), 0.0)
+
+
+def _places(tokens: Tokens) -> jax.Array:
+    """The place of each token among its response's tokens, from 1."""
+    return _running(jnp.add, tokens.mask.astype(jnp.float32), 0.0)
+
+
+def _running(combine: Callable[..., jax.Array], values: jax.Array, neutral: float) -> jax.Array:
+    """Combine the values `[B, T]` of each row from its start up to each column.
+
+    The window doubles in each pass over the padded row. `lax.cummin` compiles to more and slower passes.
+    """
+    doublings = (values.shape[1] - 1).bit_length()
+    windows = jnp.pad(values, ((0, 0), (2**doublings - 1, 0)), constant_values=neutral)
+    for width in (2**i for i in range(doublings)):
+        windows = combine(windows[:, width:], windows[:, :-width])
+    return windows
