@@ -13,8 +13,30 @@ _EXAMPLE = re.compile(r"(?:^|(?<=\n))>>> .*?(?=\n\s*\n|\Z)", re.S)  # from a pro
 _TOGETHER = re.compile(r"^( +)(\w+(?:, \w+)+): ", re.M)
 
 
+_ARRAYS = ("logp", "behavior_logp", "advantages", "mask")
+
+
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring."""
+    """Rewrites every docstring, and shows objectives with the signature that callers see."""
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """An objective is written as a formula of `tokens`; it is called with four arrays and shared knobs."""
+        made = [d for d in func.decorators if str(d.value).startswith("objective(")]
+        if not made:
+            return
+        average = str(made[0].value).removeprefix("objective(").removesuffix(")")
+        word, named, rest = (
+            griffe.ParameterKind.positional_or_keyword,
+            griffe.ParameterKind.keyword_only,
+            griffe.ParameterKind.var_keyword,
+        )
+        func.parameters = griffe.Parameters(
+            *(griffe.Parameter(name, kind=word) for name in _ARRAYS),
+            griffe.Parameter("denominator", kind=named, default="None"),
+            *(parameter for parameter in func.parameters if parameter.name != "tokens"),
+            griffe.Parameter("aggregation", kind=named, default=average),
+            griffe.Parameter("shared", kind=rest),
+        )
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called once for each module, class, function and attribute."""
