@@ -20,7 +20,7 @@ class Docstrings(griffe.Extension):
     """Rewrites every docstring, and shows objectives with the signature that callers see."""
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """An objective is written as a formula of `tokens`; it is called with four arrays and shared knobs."""
+        """An objective is written as a formula of `tokens`, and called with arrays and shared knobs."""
         made = [d for d in func.decorators if str(d.value).startswith("objective(")]
         if not made:
             return

@@ -76,7 +76,7 @@ class ObjectiveConfig:
     (1.28, 'seq_mean_token_mean')
     >>> ObjectiveConfig("grpo", {"clip_max": 2})
     Traceback (most recent call last):
-    ValueError: grpo has no knob 'clip_max'; possible: clip_low, clip_high, aggregation, ...
+    ValueError: grpo has no knob 'clip_max'; possible: clip_low, clip_high, dual_clip, ...
     """
 
     name: str = "mu_grpo"

@@ -1,6 +1,5 @@
 """The µ-GRPO loss (arXiv 2605.17570): relaxed clipping and the negative-advantage veto."""
 
-import jax.numpy as jnp  # noqa: F401  # for the example
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
@@ -34,6 +33,7 @@ def mu_grpo(
 
     Metrics: `clipped/tokens` and those of `veto_metrics`.
 
+    >>> import jax.numpy as jnp
     >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
     >>> loss, metrics = mu_grpo(jnp.log(ratio), jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
     >>> round(float(loss), 4)  # −(5 + 1 + 1 − 1 − 1e-5) / 6: the last token is vetoed

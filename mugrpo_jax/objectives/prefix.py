@@ -73,8 +73,8 @@ def ctpo(
     >>> logp = jnp.log(jnp.array([[1.04, 1.04, 0.9]]))
     >>> rest = (jnp.zeros((1, 3)), jnp.array([1.0]), jnp.ones((1, 3)))
     >>> gradient, _ = jax.grad(ctpo, has_aux=True)(logp, *rest, denominator=1)
-    >>> print(-3 * gradient.round(4))  # 1.04, 1.0816 > exp(0.0707), 0.9734
-    [[1.0401 0. 0.9735]]
+    >>> [abs(round(float(g), 3)) for g in 3 * gradient[0]]  # 1.04, 1.0816 > exp(0.0707), 0.9734
+    [1.04, 0.0, 0.973]
     """
     check_number("log_low", log_low)
     check_number("log_high", log_high)

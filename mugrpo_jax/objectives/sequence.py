@@ -71,11 +71,12 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
 
     Metrics: `clipped/tokens`.
 
+    >>> import jax
     >>> logp = jnp.log(jnp.array([[4.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
     >>> (loss, _), gradient = jax.value_and_grad(gmpo, has_aux=True)(logp, *rest)
     >>> print(loss.round(4), gradient.round(4))  # G = exp((0.4 + 0) / 2)
-    -1.2214 [[-0. -0.6107]]
+    -1.2214 [[ 0. -0.6107]]
     """
     check_bounds(clip_low, clip_high)
     low, high = jnp.log(jnp.float32(clip_low)), jnp.log(jnp.float32(clip_high))
@@ -100,6 +101,7 @@ def topr(tokens: Tokens, *, length_normalized: bool = False) -> Terms:
 
     Metrics: the mean weight `response_weight/tokens`.
 
+    >>> import jax
     >>> logp = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5]]))
     >>> behavior_logp = jnp.log(jnp.array([[0.1, 0.1], [1.0, 1.0]]))
     >>> rest = (jnp.array([1.0, -1.0]), jnp.ones((2, 2)))
@@ -137,6 +139,7 @@ def vespo(
 
     Metrics: the mean weight `response_weight/tokens`.
 
+    >>> import jax
     >>> logp = jnp.log(jnp.array([[0.5], [1.0], [2.0]]))
     >>> gradient, _ = jax.grad(vespo, has_aux=True)(logp, jnp.zeros((3, 1)), jnp.ones(3), jnp.ones((3, 1)))
     >>> [round(float(g), 4) for g in -3 * gradient.ravel()]  # 0.25 e^1.5, 1, 4 e^−3
