@@ -26,9 +26,9 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning import Assumptions, Topology
+from mugrpo_jax.planning.call_time import call_time
 from mugrpo_jax.planning.chips import chip_of
-from mugrpo_jax.planning.estimate import seconds
-from mugrpo_jax.planning.programs import (
+from mugrpo_jax.planning.run_programs import (
     CompiledProgram,
     UpdatePrograms,
     compile_program,
@@ -209,7 +209,7 @@ def decode(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
 
 
 def _seconds(program: CompiledProgram, topology: Topology) -> Any:
-    return None if program.cost is None else seconds(program.cost, topology.chip, Assumptions())
+    return None if program.cost is None else call_time(program.cost, topology.chip, Assumptions())
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.planning import CHIPS, Assumptions, find_topology
-from mugrpo_jax.planning.compiled_plan import topology_mesh
-from mugrpo_jax.planning.costs import COLLECTIVES
-from mugrpo_jax.planning.programs import UpdatePrograms, compile_program
+from mugrpo_jax.planning.chips import topology_mesh
+from mugrpo_jax.planning.program_cost import COLLECTIVES
+from mugrpo_jax.planning.run_programs import UpdatePrograms, compile_program
 from mugrpo_jax.setup.run_setup import policy_shape
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ from mugrpo_jax.sampling import Request, Sampler, Settings, plan_sampler, reques
 from mugrpo_jax.sampling.generate import claim_output
 from mugrpo_jax.setup.run_setup import prompt_tokens
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
-from mugrpo_jax.tasks import ANSWERS, Task, load_reward, load_task, make_scorer
+from mugrpo_jax.tasks import ANSWER_READERS, Task, load_reward, load_task, make_scorer
 
 
 def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[Path, Task]:
@@ -107,7 +107,7 @@ def benchmark(
                 ks=sorted({1, chosen.samples}),
                 out=out,
                 name=task.name,
-                answer_of=ANSWERS.get(judge),
+                answer_of=ANSWER_READERS.get(judge),
             )
 
 

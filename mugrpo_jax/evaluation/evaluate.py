@@ -188,7 +188,7 @@ def evaluate(
       ks: for which k to compute pass@k, each at most `samples`.
       out: the results file.
       name: of the benchmark.
-      answer_of: the answer of a response, for a majority vote; an entry of `ANSWERS`.
+      answer_of: the answer of a response, for a majority vote; an entry of `ANSWER_READERS`.
       confidence: of the intervals.
     """
     if not problems:

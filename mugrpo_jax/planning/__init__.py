@@ -1,14 +1,13 @@
-"""What a run will do and need before anything is allocated: from its config, or compiled for devices."""
+"""Plan a run before it starts: its sizes, its memory and, compiled for any devices, whether it fits."""
 
-from mugrpo_jax.loop.preflight import describe_data as describe_data
+from mugrpo_jax.planning.call_time import Assumptions as Assumptions
 from mugrpo_jax.planning.chips import CHIPS as CHIPS
 from mugrpo_jax.planning.chips import Chip as Chip
 from mugrpo_jax.planning.chips import Topology as Topology
 from mugrpo_jax.planning.chips import find_topology as find_topology
+from mugrpo_jax.planning.compile_run import check_memory as check_memory
+from mugrpo_jax.planning.compile_run import compile_plan as compile_plan
 from mugrpo_jax.planning.compiled_plan import CompiledPlan as CompiledPlan
-from mugrpo_jax.planning.compiled_plan import check_memory as check_memory
-from mugrpo_jax.planning.compiled_plan import compile_plan as compile_plan
-from mugrpo_jax.planning.estimate import Assumptions as Assumptions
 from mugrpo_jax.planning.run_plan import Memory as Memory
 from mugrpo_jax.planning.run_plan import RunPlan as RunPlan
 from mugrpo_jax.planning.run_plan import plan_run as plan_run

@@ -1,4 +1,4 @@
-"""Devices to plan for: what one chip can do, and how many of them a topology has.
+"""Devices to plan for: the published figures of each chip, and topologies of many chips.
 
 A topology is written `KIND:SHAPE`: `v5e:8x8`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`, `h200:1`, `gpu:8`, `cpu:8`.
 The shape counts chips. (Google's names of v5p slices count cores, two a chip: v5p-32 is `v5p:2x2x4`.)
@@ -14,20 +14,25 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.models import make_mesh
 
 GB = 10**9
+_USABLE = 0.96  # share of a chip's memory for programs; the runtime and fragmentation take the rest
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Public figures of one chip.
+    """Published figures of one chip; None where a figure is not known.
 
     Attributes:
-      name: for people.
+      name: the name that texts show.
       memory: bytes of device memory.
-      flops: dense bfloat16 FLOP/s; None where no peak is known.
+      flops: peak FLOP/s in dense bfloat16.
       bandwidth: bytes/s of device memory.
-      link: bytes/s that it sends to the others of its slice or node, one way, all links together.
+      link: bytes/s that the chip can send to the others of its slice or node, all links together.
     """
 
     name: str
@@ -36,11 +41,16 @@ class Chip:
     bandwidth: float | None = None
     link: float | None = None
 
+    @property
+    def usable_memory(self) -> int:
+        """Bytes that programs may use."""
+        return int(self.memory * _USABLE)
 
-# TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e ("key specifications"). They give the bandwidth
-# between chips in both directions together: 400, 1200 and 800 GB/s.
-# GPU: nvidia.com/h100 and nvidia.com/h200, SXM data sheets: dense bfloat16 (half of the figure with
-# sparsity), memory, and NVLink's 900 GB/s, again in both directions together.
+
+# TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e ("key specifications"). The bandwidth between chips
+# is given there for both directions together (400, 1200 and 800 GB/s); half of it counts here.
+# GPU: nvidia.com/h100 and nvidia.com/h200, SXM data sheets. FLOP/s are half of the figure with sparsity, and
+# the link is half of NVLink's 900 GB/s, which again counts both directions.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v5e": Chip("TPU v5e", 16 * GB, 197e12, 819e9, 200e9),
@@ -57,13 +67,13 @@ _KINDS = (*_TPU, *_GPU, "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices to compile for, present or not.
+    """Devices to compile for. They need not be present.
 
     Attributes:
-      name: as written.
-      chip: each of them.
-      devices: abstract TPU devices, or those of this machine.
-      stand_in: what is compiled for in place of GPUs that are not there; None: for the devices themselves.
+      name: as the user wrote it.
+      chip: the kind of every device.
+      devices: abstract TPU devices, or devices of this machine.
+      stand_in: the TPU slice that programs are compiled for instead of absent GPUs; None if not needed.
     """
 
     name: str
@@ -73,14 +83,14 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Processes that the devices belong to."""
+        """Number of processes that the devices belong to."""
         return len({device.process_index for device in self.devices})
 
     def host_devices(self) -> Sequence[Any]:
-        """The devices of one host, where each host samples.
+        """The devices of one host, because each host runs its own sampler.
 
-        Of a TPU slice with several hosts, as a slice of their own: the compiler knows no programs for a part
-        of a v5e or v6e slice that exchange anything.
+        For a TPU slice with several hosts this is a separate, smaller slice: the compiler cannot compile
+        collectives over a part of a v5e or v6e slice.
         """
         local = [d for d in self.devices if d.process_index == self.devices[0].process_index]
         if len(local) == len(self.devices) or local[0].platform != "tpu":
@@ -98,7 +108,7 @@ class Topology:
 
 
 def find_topology(name: str) -> Topology:
-    """The devices that a name stands for; what cannot be is refused in one line."""
+    """The topology with this name; a `ValueError` of one line says what is wrong with an impossible name."""
     kind, colon, shape = name.partition(":")
     if not colon or kind not in _KINDS:
         hint = " (Google's v5p-32 counts cores: v5p:2x2x4)" if name.startswith("v5p-") else ""
@@ -117,6 +127,15 @@ def find_topology(name: str) -> Topology:
     return _gpu(name, kind, sizes[0])
 
 
+def topology_mesh(config: RunConfig, topology: Topology) -> Mesh:
+    """All devices of a topology in the config's mesh shape."""
+    shape = config.mesh
+    try:
+        return make_mesh(data=shape.data, fsdp=shape.fsdp, tensor=shape.tensor, devices=topology.devices)
+    except ValueError as error:
+        raise ValueError(f"topology {topology.name!r}: {error}") from None
+
+
 def _cpu(name: str, count: int) -> Topology:
     devices = jax.devices("cpu")
     if len(devices) < count:
@@ -129,15 +148,15 @@ def _cpu(name: str, count: int) -> Topology:
 
 
 def _gpu(name: str, kind: str, count: int) -> Topology:
-    """This machine's GPUs where it has enough of them; otherwise a TPU slice compiles in their place."""
+    """This machine's GPUs if it has enough of them, else a TPU slice that stands in for them."""
     found = jax.devices() if jax.default_backend() == "gpu" else []
     if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
         return Topology(name, chip_of(found[0]), found[:count])
     chip = CHIPS["h100" if kind == "gpu" else kind]
     if count & (count - 1) or count > 512:
         raise ValueError(f"topology {name!r}: without GPUs here the number must be a power of two up to 512")
-    # A slice with as many chips, all of one host up to eight. Its compiler keeps bfloat16 and has a fused
-    # attention kernel, as GPUs do; the CPU's has neither, and would double the activations.
+    # Compile for a TPU slice with as many chips, up to eight per host. Its compiler keeps bfloat16 and has a
+    # fused attention kernel, as for GPUs. With the CPU compiler, activations would be twice as large.
     sizes = [1, 1, 1]
     while math.prod(sizes) < count:
         sizes[sizes.index(min(sizes))] *= 2
@@ -149,8 +168,8 @@ def _gpu(name: str, kind: str, count: int) -> Topology:
 def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
-    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]  # defined as jax loads
-        # No TPU is used here: the compiler need not ask one about itself, look for its hosts, or lock it.
+    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]  # defined when jax is imported
+        # We only compile: libtpu need not query a TPU's metadata, look for its hosts, or lock it.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -159,13 +178,13 @@ def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
 
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=slice_name, **options).devices
-    except Exception as error:  # of several kinds, by version
+    except Exception as error:  # the type depends on the version of jax
         reason = " ".join(str(error).split()).removeprefix("INVALID_ARGUMENT: ")
         raise ValueError(f"topology {name!r}: {reason[:200]}") from None
 
 
 def chip_of(device: Any) -> Chip:
-    """What a device of this machine is: one of `CHIPS`, or a chip of which only the memory is known."""
+    """The chip of a device of this machine: one of `CHIPS`, or a chip of which only the memory is known."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     memory = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kinds = {

@@ -1,4 +1,4 @@
-"""What a run will do and need, worked out from its config before anything is allocated."""
+"""What a run will do and how much memory it needs, computed from its config. Nothing is allocated."""
 
 import dataclasses
 import math
@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from mugrpo_jax import models, training
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import ModelConfig, check_mesh
+from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.plan import free_memory
@@ -21,16 +22,16 @@ _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. Activations of the update come on top: only the compiler knows them.
+    """Bytes on one device, without the activations of updates: only the compiler knows those.
 
     Attributes:
-      weights: float32 masters.
+      weights: float32 weights.
       optimizer: both moments of AdamW.
-      drift: the stage's first weights and the last gradient, for the drift metrics; 0 if untracked.
-      gradients: float32 sum over micro-batches.
-      compute: the weights in the dtype of the passes, and one micro-batch's gradient in it.
-      sampler: weights, cache and work of the sampler, gone before the updates start.
-      device: what a device has free; None where it cannot be known.
+      drift: weights at the start of the stage and the last gradient, for the drift metrics; 0 if untracked.
+      gradients: float32 gradient, summed over micro-batches.
+      compute: weights and the gradient of one micro-batch, both in the compute dtype.
+      sampler: weights, cache and work arrays of the sampler; freed before the updates start.
+      device: free memory of a device; None if unknown.
     """
 
     weights: int
@@ -43,33 +44,33 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """What is there all the time."""
+        """Bytes in use all the time."""
         return self.weights + self.optimizer + self.drift
 
     @property
     def generating(self) -> int:
-        """While a stage is generated."""
+        """Bytes in use during generation."""
         return self.state + self.sampler
 
     @property
     def updating(self) -> int:
-        """While a stage is optimised, without activations."""
+        """Bytes in use during updates, without activations."""
         return self.state + self.gradients + self.compute
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """The sizes that follow from a config; `print` it.
+    """The sizes of a run that follow from its config. `print` it.
 
     Attributes:
-      config: the run's.
-      model: shape of the policy.
+      config: settings of the run.
+      model: shape of the model.
       mesh: all devices.
       buckets: micro-batch shapes, one compiled program each.
-      sampler: sizes of the sampler; None when a stage is replayed and nothing is evaluated.
-      memory: on each device.
-      checkpoint_bytes: of one checkpoint on disk.
-      problem: why it cannot run on these devices, in one line; None if nothing is known against it.
+      sampler: sizes of the sampler; None if a stage is replayed and nothing is evaluated.
+      memory: bytes on each device.
+      checkpoint_bytes: size of one checkpoint on disk.
+      problem: why the run does not fit on these devices, in one line; None if no reason is known.
     """
 
     config: RunConfig
@@ -83,12 +84,12 @@ class RunPlan:
 
     @property
     def stages(self) -> int:
-        """Stages this run goes through."""
+        """Number of stages of this run."""
         return len(self.config.stages)
 
     @property
     def updates(self) -> int:
-        """Optimizer updates in this run."""
+        """Number of optimizer updates of this run."""
         return self.stages * self.config.batch.updates_per_stage
 
     @property
@@ -98,23 +99,23 @@ class RunPlan:
 
     @property
     def responses_per_stage(self) -> int:
-        """Responses generated in one stage; none when it is replayed."""
+        """Responses generated in one stage; 0 if it is replayed."""
         replayed = self.config.replay.run is not None
         return 0 if replayed else self.config.prompts_per_stage * self.config.batch.responses_per_prompt
 
     @property
     def responses_trained_per_stage(self) -> int:
-        """Responses the updates of one stage read, each once a pass."""
+        """Responses that the updates of one stage read; a response counts once per pass."""
         return self.rows_per_update * self.config.batch.updates_per_stage
 
     @property
     def most_micro_batches(self) -> int:
-        """Micro-batches of an update in which every row is as long as can be."""
+        """Micro-batches of an update if every response has the greatest length."""
         return -(-self.rows_per_update // self.buckets.rows(self.buckets.lengths[-1]))
 
     @property
     def rollout_bytes(self) -> int:
-        """Most bytes of all rollouts on disk."""
+        """Upper bound of the size of all rollouts on disk."""
         tokens = self.stages * self.responses_per_stage * self.config.sampling.max_response_tokens
         return tokens * _BYTES_PER_ROLLOUT_TOKEN
 
@@ -218,8 +219,7 @@ class RunPlan:
         return (
             f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}; "
             f"generating + sampler {human(m.sampler)} = {human(m.generating)}; updating + gradients "
-            f"{human(m.gradients)} + compute copies {human(m.compute)} = "
-            f"{human(m.updating)} "
+            f"{human(m.gradients)} + compute copies {human(m.compute)} = {human(m.updating)} "
             f"+ activations{free}"
         )
 
@@ -231,27 +231,26 @@ def plan_run(
     *,
     device_memory: int | None = None,
 ) -> RunPlan:
-    """Plan a run; nothing is allocated and no weight is read.
+    """Plan a run. Nothing is allocated and no weights are read.
 
     Args:
-      config: the run's.
-      model: shape of the policy; None reads it from the model that the config names.
-      mesh: all devices; None takes those of this machine in the shape that the config asks for.
-      device_memory: bytes free on each device; None asks the device.
+      config: settings of the run.
+      model: shape of the model; None reads it from the model that the config names.
+      mesh: all devices; None takes the devices of this machine in the config's mesh shape.
+      device_memory: free bytes on each device; None asks the device.
     """
     model = policy_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
-    state = _abstract_state(config, model)
-    parts = jax.tree.map(_bytes_on_device, state, training.state_sharding(mesh, state))
-    weights = _sum(parts.params)
-    kept = weights + _sum(parts.opt_state) + _sum(parts.anchor) + _sum(parts.previous)
+    state = abstract_state(config, model, mesh)
+    weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
+    drift = bytes_on_device((state.anchor, state.previous))
     device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
-    sampler, problem = _sampler(config, model, mesh, kept, device)
+    sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift, device)
     memory = Memory(
         weights=weights,
-        optimizer=_sum(parts.opt_state),
-        drift=_sum(parts.anchor) + _sum(parts.previous),
+        optimizer=optimizer,
+        drift=drift,
         gradients=weights,
         compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
         sampler=0 if sampler is None else sampler.weight_bytes + sampler.cache_bytes + sampler.work_bytes,
@@ -269,7 +268,7 @@ def plan_run(
 def _sampler(
     config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
 ) -> tuple[SamplerPlan | None, str | None]:
-    """The sampler beside the training state of `kept` bytes, or why there is no room for it."""
+    """The sampler that fits beside a training state of `kept` bytes, or the reason why none fits."""
     if config.replay.run is not None and not config.evaluation.problems:
         return None, None
     if device is not None and device <= kept:
@@ -286,20 +285,20 @@ def _sampler(
         return None, str(error)
 
 
-def _abstract_state(config: RunConfig, model: ModelConfig) -> training.TrainState:
+def abstract_state(config: RunConfig, model: ModelConfig, mesh: Mesh) -> training.TrainState:
+    """The training state as abstract arrays with shardings."""
     optimizer = training.make_optimizer(config.optimizer, config.total_updates)
-    return jax.eval_shape(
+    state = jax.eval_shape(
         lambda params: training.init_state(params, optimizer, track_drift=config.track_drift),
         models.abstract(model)[1],
     )
+    return placed(state, training.state_sharding(mesh, state))
 
 
-def _bytes_on_device(leaf: Any, sharding: NamedSharding) -> int:
-    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-
-def _sum(tree: Any) -> int:
-    return sum(jax.tree.leaves(tree))
+def bytes_on_device(tree: Any) -> int:
+    """Bytes of a tree of abstract arrays on one device."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:
@@ -307,7 +306,7 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def human(number: float | None) -> str:
-    """Bytes for people, in powers of 1000.
+    """A number of bytes as text, in powers of 1000.
 
     >>> human(3_200_000), human(141e9)
     ('3.2 MB', '141 GB')

@@ -1,4 +1,4 @@
-"""Stacked bars of a report, one a stage: how responses ended, and what the time went into."""
+"""The bar figures of a report: how responses ended, and how the time was spent, by stage."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from mugrpo_jax.report.run_history import PHASES, History
 
 
 def finish_reasons(runs: Sequence[History]) -> Bars:
-    """How responses ended, and those that could not be scored."""
+    """How the responses of each stage ended, and how many could not be scored."""
 
     def shares(run: History, stages: Sequence[int]) -> dict[str, float]:
         records = [record for record in run.generations if record["stage"] in stages]
@@ -24,20 +24,20 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
     bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
     if "not scored" not in bars.parts:
         return bars
-    note = "Responses without a score (timeout, crash, error) stand on top of how they ended."
+    note = "Responses that could not be scored (timeout, crash, error) are added on top of the other parts."
     return dataclasses.replace(bars, note=note)
 
 
 def time_spent(runs: Sequence[History]) -> Bars:
-    """What the time of each stage went into."""
+    """How the time of each stage was spent."""
 
     def seconds(run: History, stages: Sequence[int]) -> dict[str, float]:
         return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
 
     note = (
-        "Scoring is what generation waited for scores. Compiling is that of sampling, updates and "
-        "evaluations. Switching is everything between the phases: building the sampler, checkpoints, this "
-        "report."
+        "Scoring: time that generation waited for scores. Compiling: programs for sampling, updates and "
+        "evaluations. Switching: everything between the phases, such as building the sampler, checkpoints "
+        "and this report."
     )
     bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))
     unit, factor = time_unit(max((float(sum(stack)) for stack in zip(*bars.parts.values())), default=0.0))
@@ -72,7 +72,7 @@ def _bars(
 
 
 def _bar_stages(stages: Sequence[int], most: int) -> list[list[int]]:
-    """The stages that share a bar; what came before the first has its own."""
+    """The stages of each bar. The time before the first stage has a bar of its own."""
     before, numbered = [s for s in stages if s < 0], [s for s in stages if s >= 0]
     size = bin_size(len(numbered), most)
     parts = [numbered[start : start + size] for start in range(0, len(numbered), size)]

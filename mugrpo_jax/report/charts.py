@@ -1,20 +1,20 @@
-"""Panels as data that `assets/charts.js` draws with BokehJS in the reader's browser.
+"""Turn panels into the JSON data that `assets/charts.js` draws with BokehJS in the reader's browser.
 
-Nothing is drawn here, so that a report costs a run next to nothing.
+The browser does the drawing, so that writing a report takes a run little time.
 """
 
 from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.report.colors import COLORS, GREY, line_color, line_strength, run_color
+from mugrpo_jax.report.colors import GREY, line_color, line_strength, nth_color
 from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
 
-_MOST_DOTS = 64  # more of them hide each other
+_MOST_DOTS = 64  # a line with more points has no dots: they would overlap
 
 
 def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
-    """A chart for the page's element `target`; `names` are those of the runs."""
+    """The chart for the page element with id `target`; `names` are the names of the runs."""
     shared = {"target": target, "y": panel.y}
     return shared | (_bars(panel, names) if isinstance(panel, Bars) else _lines(panel, names))
 
@@ -29,13 +29,13 @@ def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
         "y_range": None if panel.low is None else [panel.low, panel.high or 1.08 * highest or 1.0],
         "x_range": None,
         "marks": [
-            {"label": label, "place": x, "run": run, "color": GREY if run is None else run_color(run)}
+            {"label": label, "place": x, "run": run, "color": GREY if run is None else nth_color(run)}
             for label, x, run in panel.marks
         ],
         "levels": [{"label": label, "place": y, "run": None, "color": GREY} for label, y in panel.levels],
         "lines": [_line(line, names) for line in drawn],
     }
-    if panel.log == "xy":  # a map: what is marked on it belongs on it
+    if panel.log == "xy":  # show all marks, also those far from the data
         found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)])
         found["y_range"] = _around([*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)])
     return found
@@ -72,7 +72,7 @@ def _bars(bars: Bars, names: list[str]) -> dict[str, Any]:
         "kind": "bars",
         "groups": [[_short(names[run]), label] if several else label for run, label in bars.groups],
         "parts": [
-            {"what": name, "color": COLORS[i % len(COLORS)], "heights": numbers(heights)}
+            {"what": name, "color": nth_color(i), "heights": numbers(heights)}
             for i, (name, heights) in enumerate(bars.parts.items())
         ],
     }
@@ -83,7 +83,7 @@ def _short(name: str) -> str:
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Five digits are more than a screen shows; what is missing is null.
+    """Values rounded to five digits, which is finer than a screen shows; None where a value is missing.
 
     >>> numbers(np.array([1 / 3, np.nan]))
     [0.33333, None]

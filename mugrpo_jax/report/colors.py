@@ -1,26 +1,26 @@
-"""Colours that can be told from a white and from a dark page alike: at least 3 : 1 against both."""
+"""Colours of lines and bars. Their contrast with a white and with a dark page is at least 3 : 1."""
 
 from mugrpo_jax.report.panel_data import Line
 
 COLORS = ("#2b7fd0", "#d55e00", "#009572", "#c2549b", "#8a68d8", "#a07800", "#7d7d7d")
-GREY = "#888888"  # of what belongs to no run
+GREY = "#888888"  # for marks that belong to no run
 _OLD_TO_NEW = ((43, 127, 208), (138, 104, 216), (200, 80, 140), (213, 94, 0))
 
 
 def line_color(line: Line, runs: int) -> str:
-    """By run where there are several; else by stage, from blue (first) to orange (last)."""
+    """The colour of the run; for a single run, that of the stage, from blue (first) to orange (last)."""
     if runs > 1 or line.stage is None:
-        return run_color(line.run)
+        return nth_color(line.run)
     return ramp(line.age)
 
 
 def line_strength(line: Line, runs: int) -> float:
-    """Opacity: where the colour names the run, older stages are fainter."""
+    """Opacity. If the colour shows the run, earlier stages are fainter."""
     return 1.0 if runs == 1 or line.stage is None else 0.35 + 0.65 * line.age
 
 
 def ramp(place: float) -> str:
-    """A colour between the first and the last stage, from 0 to 1.
+    """The colour of a stage; `place` is 0 for the first stage and 1 for the last.
 
     >>> ramp(0.0), ramp(1.0)
     ('#2b7fd0', '#d55e00')
@@ -31,6 +31,6 @@ def ramp(place: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def run_color(run: int) -> str:
-    """The colour of a run, counted from 0."""
-    return COLORS[run % len(COLORS)]
+def nth_color(n: int) -> str:
+    """The colour of the nth run, or of the nth part of a bar, counted from 0."""
+    return COLORS[n % len(COLORS)]

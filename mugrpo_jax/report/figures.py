@@ -1,4 +1,4 @@
-"""Figures of one run, or of several side by side. Every function returns a matplotlib `Figure`.
+"""Figures for papers and notebooks. Every function takes runs and returns a matplotlib `Figure`.
 
 from mugrpo_jax.report import figures, read_run
 figures.learning([read_run("runs/quickstart")]).savefig("learning.svg")
@@ -15,16 +15,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from mugrpo_jax.report import panels
-from mugrpo_jax.report.colors import COLORS, line_color, line_strength, run_color
+from mugrpo_jax.report.colors import line_color, line_strength, nth_color
 from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
 from mugrpo_jax.report.run_history import History, names
 
-_GREY = "0.35"
-_WIDE, _HALF = (10, 4), (5.6, 3.6)
-
 
 def overview(runs: Sequence[History]) -> Figure:
-    """Everything on one page: the learning curve above, what staleness does to the updates below."""
+    """Three panels in one figure: the learning curve, the veto, and the effective sample size."""
     figure = Figure(figsize=(10, 7), dpi=120, layout="constrained")
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
     for axes, panel in ((top, panels.learning), (left, panels.vetoed), (right, panels.effective_sample_size)):
@@ -33,118 +30,53 @@ def overview(runs: Sequence[History]) -> Figure:
     return figure
 
 
-def learning(runs: Sequence[History]) -> Figure:
-    """Held-out accuracy and training reward over updates, the stages marked."""
-    return _one(panels.learning, runs, _WIDE)
+def _figure_of(
+    panel: Callable[[Sequence[History]], Panel | Bars], size: tuple[float, float] = (5.6, 3.6)
+) -> Callable[[Sequence[History]], Figure]:
+    """A function that draws one panel as a figure. It has the panel function's name and docstring."""
+
+    def figure_of(runs: Sequence[History]) -> Figure:
+        figure = Figure(figsize=size, dpi=120, layout="constrained")
+        shown = panel(runs)
+        draw(figure.subplots(), shown, runs)
+        if isinstance(shown, Panel):
+            _name_colors(figure, shown, runs)
+        return figure
+
+    figure_of.__name__ = figure_of.__qualname__ = panel.__name__
+    figure_of.__doc__ = panel.__doc__
+    return figure_of
 
 
-def learning_by_time(runs: Sequence[History]) -> Figure:
-    """Held-out accuracy and training reward over what the run took."""
-    return _one(panels.learning_by_time, runs, _WIDE)
-
-
-def clipped(runs: Sequence[History]) -> Figure:
-    """Share of tokens whose gradient the clip removes, against staleness."""
-    return _one(panels.clipped, runs)
-
-
-def vetoed(runs: Sequence[History]) -> Figure:
-    """Share of tokens that the veto removes, against staleness."""
-    return _one(panels.vetoed, runs)
-
-
-def effective_sample_size(runs: Sequence[History]) -> Figure:
-    """Effective sample size of tokens and responses, against staleness."""
-    return _one(panels.effective_sample_size, runs)
-
-
-def ratios_positive(runs: Sequence[History]) -> Figure:
-    """Quantiles of the ratio where A > 0, against staleness."""
-    return _one(panels.ratios_positive, runs)
-
-
-def ratios_negative(runs: Sequence[History]) -> Figure:
-    """Quantiles of the ratio where A < 0, against staleness."""
-    return _one(panels.ratios_negative, runs)
-
-
-def mean_ratio_negative(runs: Sequence[History]) -> Figure:
-    """E[ρ | A < 0], against staleness."""
-    return _one(panels.mean_ratio_negative, runs)
-
-
-def gap(runs: Sequence[History]) -> Figure:
-    """Gap between sampler and trainer, against staleness."""
-    return _one(panels.gap, runs)
-
-
-def response_length(runs: Sequence[History]) -> Figure:
-    """Mean length of the responses."""
-    return _one(panels.response_length, runs)
-
-
-def finish_reasons(runs: Sequence[History]) -> Figure:
-    """How the responses of each stage ended."""
-    return _one(panels.finish_reasons, runs)
-
-
-def time_spent(runs: Sequence[History]) -> Figure:
-    """What the time of each stage went into."""
-    return _one(panels.time_spent, runs)
-
-
-def throughput(runs: Sequence[History]) -> Figure:
-    """Response tokens a second, generated and trained on."""
-    return _one(panels.throughput, runs)
-
-
-def slot_occupancy(runs: Sequence[History]) -> Figure:
-    """Share of the sampler's slots that were busy."""
-    return _one(panels.slot_occupancy, runs)
-
-
-def staleness_law(runs: Sequence[History]) -> Figure:
-    """Where each run stands between S·η and T·η."""
-    return _one(panels.staleness_law, runs)
-
-
-def drift(runs: Sequence[History]) -> Figure:
-    """Distance from the behavior policy, against staleness."""
-    return _one(panels.drift, runs)
-
-
-def gradient_cosine(runs: Sequence[History]) -> Figure:
-    """Cosine of consecutive gradients, against staleness."""
-    return _one(panels.gradient_cosine, runs)
-
-
-def gradient_norm(runs: Sequence[History]) -> Figure:
-    """Norm of the gradient."""
-    return _one(panels.gradient_norm, runs)
-
-
-def _one(
-    panel: Callable[[Sequence[History]], Panel | Bars],
-    runs: Sequence[History],
-    size: tuple[float, float] = _HALF,
-) -> Figure:
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
-    shown = panel(runs)
-    draw(figure.subplots(), shown, runs)
-    if isinstance(shown, Panel):
-        _name_colors(figure, shown, runs)
-    return figure
+learning = _figure_of(panels.learning, (10, 4))
+learning_by_time = _figure_of(panels.learning_by_time, (10, 4))
+clipped = _figure_of(panels.clipped)
+vetoed = _figure_of(panels.vetoed)
+effective_sample_size = _figure_of(panels.effective_sample_size)
+ratios_positive = _figure_of(panels.ratios_positive)
+ratios_negative = _figure_of(panels.ratios_negative)
+mean_ratio_negative = _figure_of(panels.mean_ratio_negative)
+gap = _figure_of(panels.gap)
+response_length = _figure_of(panels.response_length)
+finish_reasons = _figure_of(panels.finish_reasons)
+time_spent = _figure_of(panels.time_spent)
+throughput = _figure_of(panels.throughput)
+slot_occupancy = _figure_of(panels.slot_occupancy)
+staleness_law = _figure_of(panels.staleness_law)
+drift = _figure_of(panels.drift)
+gradient_cosine = _figure_of(panels.gradient_cosine)
+gradient_norm = _figure_of(panels.gradient_norm)
 
 
 def draw(axes: Axes, panel: Panel | Bars, runs: Sequence[History]) -> None:
-    """Draw a panel into axes of your own."""
+    """Draw a panel into existing axes."""
     if isinstance(panel, Bars):
         _draw_bars(axes, panel, runs)
         return
     for line in panel.lines:
         _draw_line(axes, line, len(runs))
     for label, x, run in panel.marks:
-        color = "0.6" if run is None else run_color(run)
+        color = "0.6" if run is None else nth_color(run)
         axes.axvline(x, color=color, linewidth=0.8, linestyle=":", zorder=0)
         axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), **_SMALL)
     for label, y in panel.levels:
@@ -189,7 +121,7 @@ def _handle(name: str, style: str) -> Line2D:
     marked = style == "points" or name == ACCURACY
     shape: Any = "none" if style == "points" else style
     return Line2D(
-        [], [], color=_GREY, linewidth=1.5, linestyle=shape, marker="o" if marked else None, label=name
+        [], [], color="0.35", linewidth=1.5, linestyle=shape, marker="o" if marked else None, label=name
     )
 
 
@@ -197,7 +129,7 @@ def _draw_bars(axes: Axes, bars: Bars, runs: Sequence[History]) -> None:
     places = np.arange(len(bars.groups)) + [group[0] * 0.5 for group in bars.groups]
     base = np.zeros(len(bars.groups))
     for i, (name, heights) in enumerate(bars.parts.items()):
-        axes.bar(places, heights, bottom=base, color=COLORS[i % len(COLORS)], width=0.8, label=name)
+        axes.bar(places, heights, bottom=base, color=nth_color(i), width=0.8, label=name)
         base = base + heights
     axes.set_xticks(places, [label for _, label in bars.groups])
     _finish(axes, "stage" if len(runs) == 1 else "", bars.y, bars.title)
@@ -207,7 +139,7 @@ def _draw_bars(axes: Axes, bars: Bars, runs: Sequence[History]) -> None:
             if mine:
                 below: dict[str, Any] = {"xytext": (0, -24), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(name, (np.mean(mine), 0), xycoords=("data", "axes fraction"), **below)
-    handles = [Patch(color=COLORS[i % len(COLORS)], label=name) for i, name in enumerate(bars.parts)]
+    handles = [Patch(color=nth_color(i), label=name) for i, name in enumerate(bars.parts)]
     axes.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
@@ -223,16 +155,16 @@ def _finish(axes: Axes, x: str, y: str, title: str) -> None:
 
 
 def _legend(axes: Axes, handles: Sequence[Line2D]) -> None:
-    """Above the axes, beside the title: nothing that is drawn can be hidden."""
+    """Place the legend above the axes, beside the title, so that it hides no data."""
     if handles:
         place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "borderaxespad": 0}
         axes.legend(handles=list(handles), fontsize=9, frameon=False, ncols=len(handles), **place)
 
 
 def _name_colors(figure: Figure, panel: Panel, runs: Sequence[History]) -> None:
-    """Which colour is which run or, of one run, which stage; below everything."""
+    """Add a legend below the figure: the colour of each run or, for one run, of each stage."""
     if len(runs) > 1:
-        named = dict(zip(names(runs), map(run_color, range(len(runs)))))
+        named = dict(zip(names(runs), map(nth_color, range(len(runs)))))
     else:
         staged = [line for line in panel.lines if line.stage is not None]
         named = {f"stage {line.stage}": line_color(line, 1) for line in staged}

@@ -1,4 +1,4 @@
-"""The report of a run that is going on: samples and the page, after each stage and at the end."""
+"""The report of a running run: samples and the page, written after stages and at the end."""
 
 import sys
 import time
@@ -15,17 +15,17 @@ from mugrpo_jax.report.samples import SampleScorer, pick_samples, write_samples
 from mugrpo_jax.rollouts import Stage
 from mugrpo_jax.setup.run_setup import Policy
 
-_SHARE = 0.05  # of a run's time that may go into drawing
-_SAMPLED = 64  # stages with samples, at most: a run of a thousand short stages has no time for more
+_SHARE = 0.05  # largest share of a run's time that may be spent on writing pages
+_SAMPLED = 64  # most stages with samples: for a run of a thousand short stages more would take too long
 _FIRST = 30.0  # seconds before the first page
 
 
 class LiveReport:
     """Writes `samples/` and `report.html` into a run's folder.
 
-    The page is drawn by the first process, and not so often that it would take more than a small share of the
-    run's time; when the run ends, stops or fails it is drawn in any case. What goes wrong here is said, and
-    training goes on.
+    Process 0 writes the page, but skips it after a stage if pages would take more than a small share of the
+    run's time. It always writes the page when the run ends, stops or fails. An error in a report is printed
+    and does not stop the training.
     """
 
     def __init__(self, folder: Path, policy: Policy) -> None:
@@ -34,20 +34,20 @@ class LiveReport:
         self._quiet_until = time.monotonic() + _FIRST
 
     def after_stage(self, params: Any, stage_index: int, rollouts: Stage) -> None:
-        """Look at the stage that has just ended."""
+        """Write samples of the stage that has just ended, and the page if it is time for one."""
         config = self.policy.config
         apart = -(-config.batch.stages // _SAMPLED)
         if config.report.samples and (stage_index + 1) % apart == 0:
             path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
             rows = _try(lambda: pick_samples(self._scorer, config, rollouts))
-            # Scoring is a program on all devices: all hosts run it, or none.
+            # Scoring runs on all devices, so either all hosts run it or none does.
             if all(distributed.gather("samples", rows is not None)):
                 _try(lambda: write_samples(self._scorer, params, config, rows, path))
         if time.monotonic() >= self._quiet_until:
             self._draw()
 
     def finish(self) -> None:
-        """Draw the page a last time, if anything was recorded."""
+        """Write the page a last time, if there are any metrics."""
         if (self.folder / "metrics.jsonl").exists():
             self._draw()
 
@@ -62,6 +62,6 @@ class LiveReport:
 def _try(action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # a picture is never worth a run
+    except Exception as error:  # a failed report must not stop the training
         print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)
         return None

@@ -1,9 +1,8 @@
-"""The report of one run, or of several side by side, as one HTML file that needs nothing else."""
+"""The report of one or several runs as one HTML file, which contains everything it needs."""
 
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -13,22 +12,20 @@ from typing import Any
 import jinja2
 
 from mugrpo_jax import config as configs
+from mugrpo_jax.files import write_atomically
 from mugrpo_jax.report import panels
 from mugrpo_jax.report import staleness_law as law
 from mugrpo_jax.report.charts import chart
-from mugrpo_jax.report.colors import COLORS, ramp, run_color
-from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, spread, time_unit
+from mugrpo_jax.report.colors import nth_color, ramp
+from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages, spread, time_unit
 from mugrpo_jax.report.run_history import History, names
 from mugrpo_jax.report.samples import page_samples
 
 
 def write_page(runs: Sequence[History], path: str | Path) -> Path:
-    """Write the report of these runs; the file appears whole or not at all."""
-    path = Path(path)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(page(runs), encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    """Write the report of these runs atomically: readers never see half a page."""
+    write_atomically(Path(path), page(runs))
+    return Path(path)
 
 
 def page(runs: Sequence[History]) -> str:
@@ -41,9 +38,7 @@ def page(runs: Sequence[History]) -> str:
     fitted = law.fit(runs)
     return template.render(
         title=", ".join(called),
-        runs=[
-            _run(run, name, color) for run, name, color in zip(runs, called, map(run_color, range(len(runs))))
-        ],
+        runs=[_run(run, name, nth_color(i)) for i, (run, name) in enumerate(zip(runs, called))],
         sections=sections,
         stages=_stage_colors(runs),
         law=[(name, law.advice(run, fitted)) for name, run in zip(called, runs)],
@@ -66,19 +61,19 @@ def _asset(name: str) -> str:
 
 
 def _bokeh(name: str) -> str:
-    """A library of BokehJS as the Python package carries it."""
+    """A BokehJS library, read from the installed Python package."""
     static = resources.files("bokeh").joinpath("server", "static", "js", name)
     return static.read_text(encoding="utf-8") + "\n"
 
 
 def _json(value: Any) -> str:
-    """JSON that can stand inside a script element."""
+    """JSON that is safe inside an HTML script element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """A figure of the page: its element, texts and legend, and its numbers as a table."""
+    """A figure of the page: id of its element, texts, legend, and its numbers as a table."""
 
     id: str
     title: str
@@ -109,7 +104,7 @@ def _shown(name: str, panel: Panel | Bars, called: list[str], *, wide: bool) -> 
         parts, rows = {}, _line_rows(panel, called)
     else:
         styles = {}
-        parts = {part: COLORS[i % len(COLORS)] for i, part in enumerate(panel.parts)}
+        parts = {part: nth_color(i) for i, part in enumerate(panel.parts)}
         rows = _bar_rows(panel, called)
     return _Shown(f"figure-{name}", panel.title, panel.note, panel.empty, wide, styles, parts, rows)
 
@@ -163,13 +158,8 @@ def _stage_rows(run: History) -> list[list[str]]:
 
 
 def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
-    """What the colours of stages mean; with several runs colours are runs."""
-    if len(runs) > 1:
-        return []
-    stages = spread(list(runs[0].stage_slices), MOST_STAGES)
-    return [
-        (stage, ramp(i / (len(stages) - 1) if len(stages) > 1 else 1.0)) for i, stage in enumerate(stages)
-    ]
+    """The colour of each drawn stage; empty for several runs, whose colours show the run."""
+    return [] if len(runs) > 1 else [(stage, ramp(age)) for stage, age in drawn_stages(runs[0]).items()]
 
 
 def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
@@ -185,7 +175,7 @@ def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
 
 
 def number(value: float) -> str:
-    """A number as it reads well in a table.
+    """A number as text for a table.
 
     >>> number(0.1234567), number(1234567.0), number(2e-7), number(float("nan")), number(float("inf"))
     ('0.1235', '1,234,567', '2.00e-07', '–', 'not reached')
@@ -210,7 +200,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:
-    """Keys, the value of each run, and whether they differ."""
+    """Rows of a table: key, value in each run, and whether the values differ."""
     keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = [
         (key, ["–" if column.get(key) is None else str(column[key]) for column in columns]) for key in keys

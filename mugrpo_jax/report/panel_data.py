@@ -1,6 +1,6 @@
-"""What a figure shows, as numbers, and how many updates become few enough points.
+"""The data of one figure (`Panel` or `Bars`), and averaging of many updates into few points.
 
-A panel is drawn twice: by `figures` (matplotlib) for papers and notebooks, by `charts` (Bokeh) for the page.
+`figures` draws it with matplotlib for papers and notebooks, `charts` with Bokeh for the page.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ import numpy as np
 
 from mugrpo_jax.report.run_history import History
 
-MOST_POINTS = 512  # of a line over a whole run
-MOST_STAGE_POINTS = 128  # of a line over one stage
-MOST_STAGES = 12  # lines of one run in one figure
+MOST_POINTS = 512  # points of a line over a whole run
+MOST_STAGE_POINTS = 128  # points of a line over one stage
+MOST_STAGES = 12  # stages of one run that a figure draws
 MOST_BARS = 32
 ACCURACY = "held-out accuracy"  # the line that is drawn with points and error bars
 STYLES = ("solid", "dashed", "dotted")
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line, or the points of one run.
+    """One line or set of points.
 
     Attributes:
-      run: which of the runs, counted from 0.
-      name: what it shows.
+      run: number of the run, counted from 0.
+      name: what the line shows.
       x, y: the points.
-      low, high: a band around them, or None.
+      low, high: limits of a band around the line, or None.
       style: one of `STYLES`, or `points`.
-      stage: which stage, None if it goes over all.
-      age: place of the stage among those drawn, from 0 to 1.
+      stage: the stage, or None for a line over all stages.
+      age: place of the stage among the drawn stages, from 0 (first) to 1 (last).
     """
 
     run: int
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def banded(self) -> bool:
-        """Whether there is a band that can be seen."""
+        """Whether there is a band and it has a width."""
         if self.low is None or self.high is None:
             return False
         return not np.array_equal(self.low, self.high, equal_nan=True)
@@ -58,13 +58,13 @@ class Panel:
     """Lines over a common axis.
 
     Attributes:
-      title, x, y: what the figure and its axes are called.
-      lines: what is drawn.
-      marks: labelled places on the x axis, such as the beginnings of stages, and whose they are.
-      levels: labelled places on the y axis.
-      low, high: ends of the y axis, None to follow the data.
+      title, x, y: title of the figure and labels of its axes.
+      lines: the lines to draw.
+      marks: vertical lines, such as starts of stages: label, place, and number of the run or None.
+      levels: horizontal lines: label and place.
+      low, high: limits of the y axis; None to fit the data.
       log: axes with a logarithmic scale: "", "y" or "xy".
-      note: what to know when reading it.
+      note: caption of the figure.
     """
 
     title: str
@@ -80,44 +80,42 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was recorded that could be drawn."""
+        """Whether there are no values to draw."""
         return not any(np.isfinite(line.y).any() for line in self.lines)
 
     @property
     def styles(self) -> dict[str, str]:
-        """What each line style shows."""
+        """Line style by line name."""
         return {line.name: line.style for line in self.lines}
 
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Stacked bars, one for a stage (or some neighbouring ones) of a run.
+    """Stacked bars, one for each stage of a run, or for several neighbouring stages.
 
     Attributes:
-      title, y: what the figure and its axis are called.
-      groups: run and label of each bar.
-      parts: heights by name, one for each bar.
-      high: end of the y axis, None to follow the data.
-      note: what to know when reading it.
+      title, y: title of the figure and label of its y axis.
+      groups: number of the run and label, for each bar.
+      parts: heights of a part in each bar, by the name of the part.
+      note: caption of the figure.
     """
 
     title: str
     y: str
     groups: tuple[tuple[int, str], ...]
     parts: Mapping[str, np.ndarray]
-    high: float | None = None
     note: str = ""
 
     @property
     def empty(self) -> bool:
-        """Whether there is no bar with a height."""
+        """Whether all bars have height 0."""
         return not any(values.any() for values in self.parts.values())
 
 
 def reduce(
     x: np.ndarray, y: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Means of x and y, and the least and largest y, over the pieces that begin at `starts`; NaN is left out.
+    """Mean x, and mean, smallest and largest y, of each piece; pieces begin at `starts`, NaN does not count.
 
     >>> x, y, low, high = reduce(np.arange(4.0), np.array([1.0, 3.0, np.nan, 8.0]), np.array([0, 2]))
     >>> x.tolist(), y.tolist(), low.tolist(), high.tolist()
@@ -125,12 +123,12 @@ def reduce(
     """
     if not len(x):
         return x, y, y, y
-    there = np.isfinite(y)
+    known = np.isfinite(y)
     sizes = np.diff(np.append(starts, len(x)))
-    counts = np.add.reduceat(there, starts, dtype=np.float64)
-    sums = np.add.reduceat(np.where(there, y, 0.0), starts)
-    low = np.minimum.reduceat(np.where(there, y, np.inf), starts)
-    high = np.maximum.reduceat(np.where(there, y, -np.inf), starts)
+    counts = np.add.reduceat(known, starts, dtype=np.float64)
+    sums = np.add.reduceat(np.where(known, y, 0.0), starts)
+    low = np.minimum.reduceat(np.where(known, y, np.inf), starts)
+    high = np.maximum.reduceat(np.where(known, y, -np.inf), starts)
     found = counts > 0
     mean = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=found)
     return (
@@ -142,7 +140,7 @@ def reduce(
 
 
 def even_bins(count: int, most: int) -> np.ndarray:
-    """Where pieces of equal length begin, so that there are at most so many.
+    """Starts of pieces of equal length, at most `most` of them.
 
     >>> even_bins(10, most=4).tolist()
     [0, 3, 6, 9]
@@ -151,12 +149,12 @@ def even_bins(count: int, most: int) -> np.ndarray:
 
 
 def bin_size(count: int, most: int) -> int:
-    """Updates in one piece."""
+    """Length of a piece if `count` updates are divided into at most `most` pieces."""
     return max(-(-count // most), 1)
 
 
 def run_bins(run: History) -> np.ndarray:
-    """Pieces of a whole run; none reaches into another stage unless stages are shorter than a piece."""
+    """Starts of the pieces of a whole run. Pieces end where a stage ends, unless stages are very short."""
     size = bin_size(len(run.updates), MOST_POINTS)
     if size > run.config.batch.updates_per_stage:
         return np.arange(0, len(run.updates), size)
@@ -165,7 +163,7 @@ def run_bins(run: History) -> np.ndarray:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of the items, the first and the last among them, evenly spread.
+    """At most `most` of the items, evenly spread, with the first and the last.
 
     >>> spread(list(range(10)), 4)
     [0, 3, 6, 9]
@@ -175,8 +173,14 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
+def drawn_stages(run: History) -> dict[int, float]:
+    """The stages of a run that figures draw, with the `Line.age` of each."""
+    stages = spread(list(run.stage_slices), MOST_STAGES)
+    return {stage: i / (len(stages) - 1) if len(stages) > 1 else 1.0 for i, stage in enumerate(stages)}
+
+
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a time reads well, and its seconds.
+    """A readable unit for a time, and its length in seconds.
 
     >>> time_unit(90), time_unit(600), time_unit(86400)
     (('seconds', 1.0), ('minutes', 60.0), ('hours', 3600.0))

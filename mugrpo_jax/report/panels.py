@@ -1,4 +1,4 @@
-"""The figures of a report as numbers: one function of some runs for each."""
+"""The data of every figure of a report: one function per figure, which takes the runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,10 +16,10 @@ from mugrpo_jax.report.panel_data import (
     Line,
     Panel,
     bin_size,
+    drawn_stages,
     even_bins,
     reduce,
     run_bins,
-    spread,
     time_unit,
 )
 from mugrpo_jax.report.run_history import History
@@ -28,12 +28,12 @@ from mugrpo_jax.report.run_history import History
 
 
 def learning(runs: Sequence[History]) -> Panel:
-    """Held-out accuracy and training reward over updates."""
+    """Held-out accuracy and training reward over updates, with the starts of stages."""
     return _learning(runs, "updates")
 
 
 def learning_by_time(runs: Sequence[History]) -> Panel:
-    """Held-out accuracy and training reward over what the run took."""
+    """Held-out accuracy and training reward over wall-clock time."""
     return _learning(runs, "seconds")
 
 
@@ -71,9 +71,9 @@ def _accuracy(i: int, run: History, over: str, factor: float) -> Line:
 
 def _learning_note(runs: Sequence[History], over: str) -> str:
     size = _largest_bin(runs)
-    reward = f"The reward is the mean of {size} updates, its band their range." if size > 1 else ""
-    time = "Pauses between a stop and its continuation are left out." if over == "seconds" else ""
-    accuracy = "Accuracy is on held-out problems, its bars ± one standard error. Dotted lines: a new stage."
+    reward = f"Each reward is the mean of {size} updates; the band is their range." if size > 1 else ""
+    time = "Pauses between a stop and the restart do not count." if over == "seconds" else ""
+    accuracy = "Accuracy on held-out problems ± one standard error. Dotted lines: a new stage starts."
     return " ".join(filter(None, (accuracy, reward, time)))
 
 
@@ -81,71 +81,65 @@ def _learning_note(runs: Sequence[History], over: str) -> str:
 
 
 def clipped(runs: Sequence[History]) -> Panel:
-    """Share of tokens whose gradient the clip removes."""
+    """Share of tokens whose gradient the clip removes, against staleness."""
     metrics = {"all tokens": "clipped/tokens", "A > 0": "clipped/positive_tokens"}
     return _against_staleness(runs, "Clipped tokens", "share of tokens", metrics, low=0)
 
 
 def vetoed(runs: Sequence[History]) -> Panel:
-    """Share of tokens that the veto removes, and of negative responses with a trigger."""
+    """Share of tokens that the veto removes, and of responses that trigger it, against staleness."""
     metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
-    note = "Triggered: the share of negative responses with a token whose ratio fell below τ."
+    note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
     return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
 
 
 def effective_sample_size(runs: Sequence[History]) -> Panel:
-    """Effective sample size of tokens and of responses, as shares."""
+    """Effective sample size of tokens and of responses, as a share of their number, against staleness."""
     metrics = {"tokens": "ess/tokens", "responses": "sequence_ess/responses"}
     return _against_staleness(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05)
 
 
 def ratios_positive(runs: Sequence[History]) -> Panel:
-    """Quantiles of the ratio on tokens of positive advantage."""
+    """Quantiles of the ratio on tokens with positive advantage, against staleness."""
     return _ratio_quantiles(runs, "positive", ">")
 
 
 def ratios_negative(runs: Sequence[History]) -> Panel:
-    """Quantiles of the ratio on tokens of negative advantage."""
+    """Quantiles of the ratio on tokens with negative advantage, against staleness."""
     return _ratio_quantiles(runs, "negative", "<")
 
 
 def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel:
     quantiles = {"median": "p50", "95 %": "p95", "5 %": "p05"}
     metrics = {name: f"ratio_{key}/{sign}_tokens" for name, key in quantiles.items()}
-    note = "Quantiles of micro-batches, averaged over the update."
+    note = "Quantiles of each micro-batch, averaged over the update."
     title = f"Ratio ρ where A {relation} 0"
     return _against_staleness(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
 
 
 def mean_ratio_negative(runs: Sequence[History]) -> Panel:
-    """E[ρ | A < 0]: how much of the negative responses the policy still believes in."""
+    """E[ρ | A < 0], the mean ratio on tokens with negative advantage, against staleness."""
     metrics = {"mean": "ratio/negative_tokens"}
     return _against_staleness(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
 
 
 def gap(runs: Sequence[History]) -> Panel:
-    """|log π − log b|: at update 0 of a stage the gap between sampler and trainer, then the policy's move."""
-    note = "At staleness 0 the policy has not moved: what is left is the gap between sampler and trainer."
+    """|log π − log b| against staleness. At staleness 0 it is the gap between sampler and trainer."""
+    note = "At staleness 0 the policy has not changed yet: the value is the gap between sampler and trainer."
     metrics = {"mean": "gap/tokens", "largest": "gap_max"}
     return _against_staleness(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
 
 
 def drift(runs: Sequence[History]) -> Panel:
-    """Distance of the parameters from the stage's behavior policy."""
+    """Distance of the weights from those that generated the stage, against staleness."""
     return _against_staleness(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
 
 
 def gradient_cosine(runs: Sequence[History]) -> Panel:
-    """Cosine of consecutive gradients, which announces a collapse."""
-    note = "Near 0 while training is stable; above 0.5 it announces a collapse."
-    return _against_staleness(
-        runs,
-        "Cosine of consecutive gradients",
-        "cosine",
-        {"cosine": "gradient_cosine"},
-        levels=(("0.5", 0.5),),
-        note=note,
-    )
+    """Cosine of consecutive gradients, which rises before a collapse, against staleness."""
+    note = "Near 0 while training is stable. Above 0.5 it warns of a collapse."
+    title, metrics = "Cosine of consecutive gradients", {"cosine": "gradient_cosine"}
+    return _against_staleness(runs, title, "cosine", metrics, levels=(("0.5", 0.5),), note=note)
 
 
 def _against_staleness(
@@ -162,17 +156,13 @@ def _against_staleness(
 ) -> Panel:
     lines = []
     for i, run in enumerate(runs):
-        stages = spread(list(run.stage_slices), MOST_STAGES)
         staleness = run.values("staleness")
         for (name, metric), style in zip(metrics.items(), STYLES):
-            values = run.values(metric)
-            values = np.where(values > 0, values, np.nan) if log else values
-            for place, stage in enumerate(stages):
+            values = _drawable(run.values(metric), log)
+            for stage, age in drawn_stages(run).items():
                 part = run.stage_slices[stage]
-                x, mean, *_ = reduce(
-                    staleness[part], values[part], even_bins(part.stop - part.start, MOST_STAGE_POINTS)
-                )
-                age = place / (len(stages) - 1) if len(stages) > 1 else 1.0
+                bins = even_bins(part.stop - part.start, MOST_STAGE_POINTS)
+                x, mean, *_ = reduce(staleness[part], values[part], bins)
                 lines.append(Line(i, name, x, mean, style=style, stage=stage, age=age))
     return Panel(
         title=title,
@@ -185,6 +175,11 @@ def _against_staleness(
         log=log,
         note=" ".join(filter(None, (note, _stages_note(runs)))),
     )
+
+
+def _drawable(values: np.ndarray, log: str) -> np.ndarray:
+    """The values that the scale of the y axis can show; a logarithmic scale has no place for 0."""
+    return np.where(values > 0, values, np.nan) if log else values
 
 
 def _stages_note(runs: Sequence[History]) -> str:
@@ -224,11 +219,10 @@ def _over_updates(
     lines = []
     for i, run in enumerate(runs):
         for (name, metric), style in zip(metrics.items(), STYLES):
-            values = run.values(metric)
-            values = np.where(values > 0, values, np.nan) if log else values
+            values = _drawable(run.values(metric), log)
             lines.append(Line(i, name, *reduce(run.values("updates"), values, run_bins(run)), style=style))
     size = _largest_bin(runs)
-    note = f"Mean of {size} updates, the band their range." if size > 1 else ""
+    note = f"Each point is the mean of {size} updates; the band is their range." if size > 1 else ""
     return Panel(title, "updates", y, tuple(lines), low=low, log=log, note=note)
 
 
@@ -240,7 +234,7 @@ def _largest_bin(runs: Sequence[History]) -> int:
 
 
 def throughput(runs: Sequence[History]) -> Panel:
-    """Response tokens a second, generated and trained on."""
+    """Response tokens per second, in generation and in updates."""
     lines = []
     for i, run in enumerate(runs):
         updates = run.values("tokens") / np.maximum(run.values("seconds/update"), 1e-9)
@@ -250,12 +244,12 @@ def throughput(runs: Sequence[History]) -> Panel:
         rates = [record.get("response_tokens", np.nan) / record["seconds"]["generate"] for record in made]
         place = [record["updates"] for record in made]
         lines.append(Line(i, "generation", np.array(place, float), np.array(rates, float), style="points"))
-    note = "Scoring and compilation included."
+    note = "The times include scoring and compilation."
     return Panel("Throughput", "updates", "response tokens / s", tuple(lines), log="y", note=note)
 
 
 def slot_occupancy(runs: Sequence[History]) -> Panel:
-    """Share of the sampler's slots that were busy, over each generation."""
+    """Share of the sampler's slots that were busy, by stage."""
     lines = [
         Line(
             i,
@@ -273,7 +267,7 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 
 
 def staleness_law(runs: Sequence[History]) -> Panel:
-    """Where each run stands between S·η and T·η, with the limits reported, and those fitted or measured."""
+    """S·η and T·η of each run, with the reported limits and those that were fitted or measured."""
     positions = [law.position(run) for run in runs]
     lines = [
         Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")
@@ -282,7 +276,7 @@ def staleness_law(runs: Sequence[History]) -> Panel:
     ]
     marks: list[tuple[str, float, int | None]] = [("reported", law.REPORTED.stale, None)]
     levels = [("reported", law.REPORTED.horizon)]
-    note = "Dotted: the limits reported for unprotected GRPO"
+    note = "Dotted lines: the limits reported for unprotected GRPO"
     fitted = law.fit(runs)
     if fitted is not None:
         marks.append(("fitted", fitted.constants.stale, None))
@@ -290,17 +284,9 @@ def staleness_law(runs: Sequence[History]) -> Panel:
         note += ", and those fitted to these runs"
     elif len(runs) == 1 and np.isfinite(positions[0].stale_limit):
         marks.append(("measured", positions[0].stale_limit, None))
-        note += ", and the S·η at which this run came into trouble"
-    return Panel(
-        "Staleness law",
-        "S · η",
-        "T · η",
-        tuple(lines),
-        tuple(marks),
-        tuple(levels),
-        log="xy",
-        note=f"{note}.",
-    )
+        note += ", and the limit of S·η measured in this run"
+    axes = "Staleness law", "S · η", "T · η"
+    return Panel(*axes, tuple(lines), tuple(marks), tuple(levels), log="xy", note=f"{note}.")
 
 
 SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {

@@ -1,4 +1,4 @@
-"""The rollouts of a run as text: how many, how long, how rewarded, and what they say."""
+"""Describe the rollouts of a run as text: number, lengths, rewards, and some responses."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,10 +21,10 @@ def describe_rollouts(
     """Describe the rollouts of a run.
 
     Args:
-      run: its folder.
-      stage: one stage; None describes all that are there.
-      show: how many responses of each stage to show as text, spread over the stage.
-      rewards: keep only responses with a reward in this closed interval.
+      run: folder of the run.
+      stage: number of a stage; None describes all stages with rollouts.
+      show: how many responses of each stage to show as text, spread evenly over the stage.
+      rewards: describe only responses with a reward in this closed interval.
     """
     config = read_config(run)
     origin = run if config.replay.run is None else Path(config.replay.run)

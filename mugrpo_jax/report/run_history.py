@@ -1,4 +1,4 @@
-"""What a run wrote into its journal, arranged for tables and figures."""
+"""Read the journal of a run (`metrics.jsonl`) and arrange it for tables and figures."""
 
 import dataclasses
 import functools
@@ -15,22 +15,21 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.runs.folder import read_config, read_journal
 
 PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
-VETOED, CLIPPED, ESS = "vetoed/tokens", "clipped/tokens", "ess/tokens"
 
 
 @dataclasses.dataclass(frozen=True)
 class StageFigures:
-    """One stage in numbers; NaN where nothing was recorded.
+    """The numbers of one stage; NaN if a number was not recorded.
 
     Attributes:
-      stage: its number.
-      updates: updates done in it.
+      stage: number of the stage.
+      updates: updates done in the stage.
       reward: mean reward of its rollouts.
-      vetoed: share of tokens vetoed, mean over its updates.
+      vetoed: share of vetoed tokens, mean over its updates.
       ess: effective sample size as a share of tokens, at its last update.
-      generate_seconds: spent on generating and scoring; 0 when it was replayed.
-      update_seconds: spent on updates.
-      accuracy: held out, after the stage.
+      generate_seconds: time of generating and scoring; 0 if the stage was replayed.
+      update_seconds: time of updates.
+      accuracy: held-out accuracy after the stage.
     """
 
     stage: int
@@ -45,10 +44,11 @@ class StageFigures:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The records of one run, by kind, in order.
+    """The records of one run, by kind, in the order in which they were written.
 
-    Each record's `seconds` has a `clock`: what the run had taken when it was written, pauses left out.
-    `phases` are the seconds spent in each of `PHASES`, by stage; those before the first stage are under -1.
+    `record["seconds"]["clock"]` is the running time of the run when the record was written; pauses between a
+    stop and a restart do not count. `phases[stage]` has the seconds spent in each of `PHASES`; stage -1 is
+    the time before the first stage.
     """
 
     name: str
@@ -63,13 +63,13 @@ class History:
 
     @property
     def boundaries(self) -> list[int]:
-        """Updates done at the start of each stage after the first."""
+        """Number of updates done at the start of each stage after the first."""
         mu = self.config.batch.updates_per_stage
         return [stage * mu for stage in self.config.stages[1:]]
 
     @property
     def done(self) -> int:
-        """Updates done so far, those of the whole run."""
+        """Number of updates done so far."""
         return self.updates[-1]["updates"] if self.updates else 0
 
     @property
@@ -79,14 +79,14 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """What the run has taken so far."""
+        """Running time of the run so far."""
         records = (*self.warm_start, *self.evaluations, *self.generations, *self.updates)
         return max((record["seconds"]["clock"] for record in records), default=0.0)
 
     def values(self, metric: str) -> np.ndarray:
-        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN where there is none.
+        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN if it was not recorded.
 
-        A mean over nothing is none: `ratio/negative_tokens` where `negative_tokens` is 0.
+        A mean over no items is NaN too, such as `ratio/negative_tokens` if `negative_tokens` is 0.
         """
         section, _, name = metric.partition("/")
         if section == "seconds":
@@ -98,7 +98,7 @@ class History:
 
     @functools.cached_property
     def stage_slices(self) -> dict[int, slice]:
-        """Where the updates of each stage stand among all."""
+        """The slice of `updates` that belongs to each stage."""
         slices, start = {}, 0
         for stage, records in itertools.groupby(self.updates, lambda record: record["stage"]):
             end = start + sum(1 for _ in records)
@@ -107,11 +107,11 @@ class History:
         return slices
 
     def by_stage(self) -> list[list[dict[str, Any]]]:
-        """The update records of each stage that has any."""
+        """The update records of each stage with updates."""
         return [list(self.updates[part]) for part in self.stage_slices.values()]
 
     def stages(self) -> list[StageFigures]:
-        """Every stage under way or done, in numbers."""
+        """The numbers of every stage that has started."""
         generated = {record["stage"]: record for record in self.generations}
         updated = {records[0]["stage"]: records for records in self.by_stage()}
         return [
@@ -129,8 +129,8 @@ class History:
             stage=stage,
             updates=len(updates),
             reward=_mean([r["reward"] for r in updates]) if generated is None else generated["reward"],
-            vetoed=_mean([record.get(VETOED, math.nan) for record in updates]),
-            ess=updates[-1].get(ESS, math.nan) if updates else math.nan,
+            vetoed=_mean([record.get("vetoed/tokens", math.nan) for record in updates]),
+            ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
             generate_seconds=0.0 if generated is None else generated["seconds"]["generate"],
             update_seconds=sum(record["seconds"]["update"] for record in updates),
             accuracy=accuracy[-1] if accuracy else math.nan,
@@ -138,7 +138,7 @@ class History:
 
 
 def read_run(folder: str | Path) -> History:
-    """Read the journal of a run, finished or not."""
+    """Read the journal of a run, which need not be finished."""
     folder = Path(folder)
     config = read_config(folder)
     path = folder / "metrics.jsonl"
@@ -164,13 +164,13 @@ def read_run(folder: str | Path) -> History:
 
 
 def names(runs: Sequence[History]) -> list[str]:
-    """What to call each run: its folder's name or, where two are the same, the whole path."""
+    """A name for each run: the name of its folder, or the whole path if two folders have the same name."""
     short = [run.name for run in runs]
     return [str(run.folder) if short.count(run.name) > 1 else run.name for run in runs]
 
 
 def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
-    """A record without `elapsed`, of an older run, took what the phases in it say."""
+    """Set `seconds.clock`. Records of older runs have no `elapsed`: the sum of their phases is used."""
     clock = 0.0
     for record in records:
         seconds = record.setdefault("seconds", {})
@@ -180,7 +180,7 @@ def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """Time by stage and phase; what no record claims is switching."""
+    """Seconds by stage and phase. Time that belongs to no phase counts as switching."""
     found: dict[int, dict[str, float]] = {}
     elapsed: dict[int, float] = {}
     stage = -1
@@ -189,15 +189,15 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
             stage = record["stage"]
         phases = found.setdefault(stage, dict.fromkeys(PHASES, 0.0))
         elapsed[stage] = elapsed.get(stage, 0.0) + record["seconds"]["elapsed"]
-        for phase, seconds in _claimed(record["kind"], record["seconds"]).items():
+        for phase, seconds in _phase_seconds(record["kind"], record["seconds"]).items():
             phases[phase] += seconds
     for stage, phases in found.items():
         phases["switching"] = max(elapsed[stage] - sum(phases.values()), 0.0)
     return found
 
 
-def _claimed(kind: str, seconds: dict[str, float]) -> dict[str, float]:
-    """What a record says its time went into; compiling, part of what it says, stands apart."""
+def _phase_seconds(kind: str, seconds: dict[str, float]) -> dict[str, float]:
+    """Seconds by phase in one record. Compiling is subtracted from the phase in which it happened."""
     compiling = seconds.get("compile", 0.0)
     if kind == "stage":
         phase, spent = "generation", seconds.get("sample", seconds.get("generate", 0.0))
@@ -212,12 +212,12 @@ def _claimed(kind: str, seconds: dict[str, float]) -> dict[str, float]:
 def _environment(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):  # a run without it, or one that was killed while it wrote
+    except (OSError, ValueError):  # the file does not exist, or the run was killed while it wrote the file
         return {}
 
 
 def summary(run: History) -> str:
-    """A run as text: accuracy before and after, and a line for each stage."""
+    """A text about a run: accuracy before and after, and one line per stage."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
     header = ["stage", "updates", "reward", "vetoed", "ESS", "generate s", "update s", "accuracy"]
     rows = [

@@ -1,14 +1,13 @@
-"""A few responses of each stage, token by token, under the policy at its end.
+"""Sample responses of each stage, token by token, scored by the policy after the stage's updates.
 
-`samples/stage-000.json` in a run's folder: the tokens as pieces of text, the log-probs they were sampled with
-and those under the policy after the stage's updates, reward, advantage, and what the veto removes.
+`samples/stage-000.json` in a run's folder has for each response: the text of every token, its log-prob when
+it was sampled and after the stage's updates, the reward, the advantage, and which tokens the veto removes.
 """
 
 import functools
 import itertools
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import objectives
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.files import write_atomically
 from mugrpo_jax.models import cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.models.tokenizer import Tokenizer
@@ -30,13 +30,13 @@ from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups, shaped_rewar
 from mugrpo_jax.setup.run_setup import Policy
 from mugrpo_jax.training import StepOptions
 
-PAGE_BYTES = 1_500_000  # of samples in one page
-MOST_TOKENS = 2048  # of one response in a page
-_GROUPS = 64  # of a stage that are looked at
+PAGE_BYTES = 1_500_000  # most bytes of samples in one page
+MOST_TOKENS = 2048  # most tokens of one response in a page
+_GROUPS = 64  # samples are chosen among the first groups of a stage
 
 
 class Candidate(NamedTuple):
-    """A response that could be shown."""
+    """A response that may be chosen as a sample."""
 
     group: Group
     rollout: Rollout
@@ -44,12 +44,12 @@ class Candidate(NamedTuple):
 
     @property
     def tokens(self) -> np.ndarray:
-        """Prompt and response."""
+        """Tokens of prompt and response."""
         return np.concatenate([self.group.prompt, self.rollout.tokens])
 
 
 class SampleScorer:
-    """Log-probs of responses under given weights, by one compiled program for the whole run."""
+    """Computes log-probs of responses under given weights. It compiles one program for the whole run."""
 
     def __init__(self, policy: Policy, options: StepOptions) -> None:
         self.policy = policy
@@ -62,7 +62,7 @@ class SampleScorer:
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
-        """Log-probs of each response."""
+        """Log-probs of the tokens of each response."""
         found: list[np.ndarray] = []
         for batch in _batched(rows, self.shape[0]):
             tokens = np.zeros(self.shape, np.int32)
@@ -96,7 +96,7 @@ def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
 
 
 def pick_samples(scorer: SampleScorer, config: RunConfig, stage: Stage) -> list[Candidate]:
-    """Candidates of a stage, as many as one forward pass holds: best and worst of its first groups."""
+    """Candidates of a stage: best and worst responses of its first groups, to fill one forward pass."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
     count = max(config.report.samples, scorer.shape[0])
     rewards = shaped_rewards(groups, config.sampling.max_response_tokens, config.overlong_buffer)
@@ -106,10 +106,7 @@ def pick_samples(scorer: SampleScorer, config: RunConfig, stage: Stage) -> list[
 def write_samples(
     scorer: SampleScorer, params: Any, config: RunConfig, rows: Sequence[Candidate], path: Path
 ) -> None:
-    """Score candidates and write the chosen ones; every process takes part, the first writes.
-
-    Half of them are right; of the wrong ones, those with the smallest ratio come first.
-    """
+    """Score candidates and write the chosen ones (see `choose`). All processes score, process 0 writes."""
     count = config.report.samples
     scored = list(zip(rows, scorer(params, rows)))
     if jax.process_index() == 0:
@@ -117,13 +114,11 @@ def write_samples(
             describe(row, logp, config, scorer.policy.tokenizer) for row, logp in choose(scored, count)
         ]
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(samples, allow_nan=False, separators=(",", ":")))
-        os.replace(temporary, path)
+        write_atomically(path, json.dumps(samples, allow_nan=False, separators=(",", ":")))
 
 
 def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advantage: str) -> list[Candidate]:
-    """Best and worst response of each group, groups that teach something first, then all others."""
+    """Best and worst response of each group, groups with different rewards first; then all the others."""
     advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
     order = np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable").tolist()
     ends = [(i, int(end(rewards[i]))) for i in order for end in (np.argmax, np.argmin)]
@@ -133,7 +128,7 @@ def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advanta
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
-    """Half of them wrong, the most abandoned first, half right; what is missing is filled from the rest."""
+    """Half with A < 0, those with the smallest ratio first, and half with A > 0; others fill up the count."""
 
     def lowest(item: tuple[Candidate, np.ndarray]) -> float:
         row, logp = item
@@ -152,7 +147,7 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
     settings = config.objective.settings
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
     log_ratio = logp - row.rollout.logprobs
-    # As long as any response can be: one shape, so nothing is compiled for the next sample.
+    # Padded to the longest possible response: with one shape, jax compiles only once.
     padded, mask = np.zeros((2, 1, max(config.sampling.max_response_tokens, len(logp))), np.float32)
     padded[0, : len(logp)], mask[0, : len(logp)] = log_ratio, 1
     kept = objectives.veto_mask(padded, np.array([row.advantage]), mask, scope=scope, ratio=ratio)
@@ -177,7 +172,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text of each token; a character made of several tokens stands at the last of them."""
+    """The text of each token. If several tokens form one character, the last of them has it."""
     found, start = [], 0
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[start:end])
@@ -188,7 +183,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
-    """The samples that a page of these runs shows, and how many stages are left out to keep it small."""
+    """The samples for a page of these runs, and the number of stages left out to keep the page small."""
     shown: list[dict[str, Any]] = []
     left_out = 0
     for i, run in enumerate(runs):
@@ -206,12 +201,12 @@ def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
         return json.loads(path.read_text())
-    except ValueError:  # damaged: the page shows the others
+    except ValueError:  # a damaged file: the page shows the others
         return []
 
 
 def _shortened(sample: dict[str, Any]) -> dict[str, Any]:
-    """Long responses lose their end; what a page shows stays readable and small."""
+    """The sample without the tokens after `MOST_TOKENS`, to keep the page small."""
     tokens = len(sample["pieces"])
     if tokens <= MOST_TOKENS:
         return sample

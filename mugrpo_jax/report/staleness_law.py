@@ -1,4 +1,4 @@
-"""Where runs stand on the law that ties staleness to the learning rate, and what follows from it."""
+"""Compare runs with the staleness law, which limits staleness × learning rate, and give advice."""
 
 import dataclasses
 import math
@@ -10,27 +10,27 @@ from mugrpo_jax import objectives
 from mugrpo_jax.report.run_history import History
 
 REPORTED = objectives.UNPROTECTED_GRPO
-# What counts as trouble within a stage: the drift at which one of these is reached is R_batch.
+# R_batch is the drift at which a stage loses this share of its ESS, or clips this share of its tokens.
 ESS_LOSS, CLIPPED = 0.5, 0.2
-# A run has collapsed when what it had at best fell to less than this share of it, for good.
+# A run has collapsed if its reward or accuracy falls below this share of the best value and stays there.
 COLLAPSED = 0.5
-_WINDOW = 8  # consecutive gradients whose cosines are averaged: one alone is noise
+_WINDOW = 8  # cosines are averaged over so many updates, because a single one is noisy
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """One run on the law; NaN where the run did not record what is needed.
+    """The quantities of the staleness law in one run; NaN if the run did not record the metrics.
 
     Attributes:
-      lag: S, updates on one generation.
+      lag: S, updates per stage.
       updates: T, updates done so far.
       learning_rate: η.
       update_size: G, median ‖Δθ‖ / η.
-      batch_drift: R_batch, infinite if no stage came into trouble.
-      largest_drift: the furthest that any stage went.
-      collapse: the update at which its reward or its held-out accuracy fell for good, or None.
-      critical_drift: R_crit, the way to the collapse, see `critical_drift`; NaN without one.
-      cosine: of consecutive gradients, the largest mean over a few updates; high before a collapse.
+      batch_drift: R_batch, infinite if no stage reached `ESS_LOSS` or `CLIPPED`.
+      largest_drift: the largest drift in any stage.
+      collapse: the update at which reward or held-out accuracy collapsed, or None.
+      critical_drift: R_crit, see `critical_drift`; NaN without a collapse.
+      cosine: cosine of consecutive gradients, the largest mean over a few updates; high before a collapse.
     """
 
     lag: int
@@ -55,12 +55,12 @@ class Position:
 
     @property
     def stale_limit(self) -> float:
-        """R_batch / G, the largest S·η as this run measured it."""
+        """R_batch / G, the largest S·η that this run allows."""
         return self.batch_drift / self.update_size if self.update_size else math.nan
 
 
 def position(run: History) -> Position:
-    """Measure where a run stands."""
+    """Measure the quantities of the law in a run."""
     rate = run.config.optimizer.learning_rate
     norms = run.values("update_norm")
     norms = norms[np.isfinite(norms)]
@@ -80,20 +80,20 @@ def position(run: History) -> Position:
 
 
 def _batch_drift(run: History) -> float:
-    """The smallest drift at which a stage came into trouble."""
+    """The smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
     found = [math.inf]
     for part in run.stage_slices.values():
         for signal, level in ((1 - ess[part], ESS_LOSS), (clipped[part], CLIPPED)):
-            there = np.isfinite(signal) & np.isfinite(drift[part])
-            found.append(objectives.drift_at_level(drift[part][there], signal[there], level))
+            known = np.isfinite(signal) & np.isfinite(drift[part])
+            found.append(objectives.drift_at_level(drift[part][known], signal[known], level))
     return min(found)
 
 
 def _collapse(run: History) -> int | None:
-    """By whichever shows it first: within a stage the reward, that of its rollouts, cannot fall."""
+    """The first collapse of reward or accuracy. The reward is that of rollouts: it is flat within a stage."""
     accuracy = accuracy_collapse(
         [record["updates"] for record in run.evaluations], [record["accuracy"] for record in run.evaluations]
     )
@@ -103,7 +103,7 @@ def _collapse(run: History) -> int | None:
 
 
 def collapse(reward: np.ndarray) -> int | None:
-    """The update at which the reward fell below half of its best for good, as a moving mean; None if never.
+    """The update at which the mean reward fell below half of its best and stayed there, or None.
 
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
@@ -121,10 +121,10 @@ def collapse(reward: np.ndarray) -> int | None:
 def accuracy_collapse(
     updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
 ) -> int | None:
-    """The update at which the accuracy fell below `level` times the best before it for good; None if never.
+    """The update at which the accuracy fell below `level` times the best so far and stayed there, or None.
 
-    Interpolated between evaluations, which are the only view into a stage: its rewards are those of rollouts
-    that were sampled before it.
+    It is interpolated between evaluations. Only evaluations show a collapse within a stage: the training
+    reward is measured on rollouts that were sampled before the stage's updates.
 
     >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.5, 0.1, 0.0])
     162
@@ -141,10 +141,10 @@ def accuracy_collapse(
 
 
 def critical_drift(run: History, update: int) -> float:
-    """The way from the first weights to those after `update`, in straight lines from stage to stage.
+    """R_crit: the distance from the first weights to those after `update`, summed over the stages.
 
-    That is R_crit = ‖θ_collapse − θ_0‖ itself for a collapse in the first stage, and an upper bound of it
-    later: drift is recorded from the beginning of each stage.
+    Drift is recorded from the start of each stage. So the sum equals ‖θ_collapse − θ_0‖ for a collapse in the
+    first stage and is an upper bound of it in later stages.
     """
     drift, done = run.values("drift"), np.array([record["updates"] for record in run.updates])
     stages = (np.flatnonzero(done[part] <= update) + part.start for part in run.stage_slices.values())
@@ -159,7 +159,7 @@ def _largest_cosine(cosine: np.ndarray) -> float:
 
 
 def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
-    """The constants fitted to several runs of one objective that differ in µ or η; None for anything else."""
+    """The law's constants, fitted to runs of one objective that differ in µ or η; None for other runs."""
     places = [position(run) for run in runs]
     methods = {run.config.objective for run in runs}
     if len(methods) > 1 or len({(p.lag, p.learning_rate) for p in places}) < 2:
@@ -171,18 +171,18 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
 
 
 def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
-    """What the law says about a run, in sentences."""
+    """Sentences about a run and the staleness law."""
     place = position(run)
     if not place.learning_rate or not place.updates:
-        return ["No update was made yet, or the learning rate is 0: the law says nothing."]
+        return ["The law does not apply: no update was made yet, or the learning rate is 0."]
     said = [_reported(place), _measured(place)]
     if fitted is not None:
         said.append(_fitted(place, run.config.total_updates, fitted.constants))
         if fitted.misplaced_by_rate < fitted.misplaced:
             said.append(
                 f"But {fitted.misplaced} of the runs lie on the wrong side of that S·η, and "
-                f"{fitted.misplaced_by_rate} on that of the best limit on η alone: it may not be the age of "
-                "the data that limits them."
+                f"{fitted.misplaced_by_rate} on the wrong side of the best limit on η alone: staleness may "
+                "not be what limits them."
             )
     if place.collapse is not None:
         said.append(
@@ -198,20 +198,20 @@ def _reported(place: Position) -> str:
     return (
         f"S·η = {place.lag_times_rate:.2g} and T·η = {place.updates_times_rate:.2g}: "
         f"{f'{times:,.0f}' if times > 10 else f'{times:.2g}'} times the limit reported for unprotected GRPO "
-        f"({_side(reported['binding'])} binds)."
+        f"({_side(reported['binding'])})."
     )
 
 
 def _measured(place: Position) -> str:
-    trouble = f"trouble (ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} of the tokens clipped)"
+    level = f"an ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} clipped tokens"
     if math.isinf(place.batch_drift):
-        return f"No stage came into {trouble} up to a drift of {place.largest_drift:.3g}."
+        return f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}."
     if math.isnan(place.stale_limit):
         return ""
     limit = place.stale_limit / place.lag
-    found = f"A stage came into {trouble} at a drift of {place.batch_drift:.3g}"
+    found = f"A stage reached {level} at a drift of {place.batch_drift:.3g}"
     if place.learning_rate <= limit:
-        return f"{found}, S·η = {place.stale_limit:.2g}; η = {place.learning_rate:.2g} stays below."
+        return f"{found}, S·η = {place.stale_limit:.2g}. η = {place.learning_rate:.2g} stays below it."
     stage = max(int(place.lag * limit / place.learning_rate), 1)
     return (
         f"{found}, S·η = {place.stale_limit:.2g}. At this staleness a learning rate below {limit:.2g} would "
@@ -224,9 +224,10 @@ def _fitted(place: Position, updates: int, constants: objectives.StalenessConsta
     side = objectives.binding_constraint(place.lag, updates, constants)
     return (
         f"Fitted to these runs: S·η up to {constants.stale:.2g}, T·η up to {constants.horizon:.2g}; "
-        f"for this run a learning rate below {limit:.2g} ({_side(side)} binds)."
+        f"for this run a learning rate below {limit:.2g} ({_side(side)})."
     )
 
 
 def _side(binding: float | str) -> str:
-    return "S·η, the age of a stage," if binding == "stale" else "T·η, the length of the run,"
+    product = "S·η, the staleness" if binding == "stale" else "T·η, the length of the run"
+    return f"the tighter limit is on {product}"

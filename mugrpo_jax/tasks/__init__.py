@@ -1,4 +1,13 @@
-"""Prompts and how an answer is scored. Nothing here imports jax: scoring workers start from this package."""
+"""Tasks: the problems that a run trains and tests on, and the reward that scores responses.
+
+A `Problem` is a prompt and its answer. A `Task` has problems to train on, problems held out for tests, and
+the name of its reward. A reward is a function `reward(response, problem)` that returns a number, usually 1.0
+for a right answer and 0.0 for a wrong one. A `Scorer` calls it, in worker processes if it may be slow.
+
+`load_task(name, **options)` makes a task: from a generator (`arithmetic`, `word_problems`, `countdown`), from
+a known dataset (`PRESETS`), or from your own files (`dataset`). Nothing in this package imports jax, so that
+workers start fast.
+"""
 
 import functools
 import inspect
@@ -6,15 +15,38 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mugrpo_jax.tasks.arithmetic import ARITHMETIC_ALPHABET, arithmetic
-from mugrpo_jax.tasks.base import Message, Problem, Prompt, RewardFunction, Task
-from mugrpo_jax.tasks.countdown import countdown, countdown_reward, evaluate_expression
-from mugrpo_jax.tasks.math_answers import final_answer, math_reward, same_answer
-from mugrpo_jax.tasks.presets import PRESETS, Preset, preset_task
-from mugrpo_jax.tasks.rewards import ANSWERS, REWARDS, arithmetic_reward, exact_reward, load_reward
-from mugrpo_jax.tasks.scoring import STATUSES, InlineScorer, Score, Scorer, ScoringPool, make_scorer
-from mugrpo_jax.tasks.sources import ANSWER_PARTS, Columns, dataset_task, load_problems
-from mugrpo_jax.tasks.word_problems import word_problems
+from mugrpo_jax.tasks.arithmetic import ARITHMETIC_ALPHABET as ARITHMETIC_ALPHABET
+from mugrpo_jax.tasks.arithmetic import arithmetic as arithmetic
+from mugrpo_jax.tasks.countdown import countdown as countdown
+from mugrpo_jax.tasks.countdown import countdown_reward as countdown_reward
+from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expression
+from mugrpo_jax.tasks.math_answers import final_answer as final_answer
+from mugrpo_jax.tasks.math_answers import math_reward as math_reward
+from mugrpo_jax.tasks.math_answers import same_answer as same_answer
+from mugrpo_jax.tasks.presets import PRESETS as PRESETS
+from mugrpo_jax.tasks.presets import Preset as Preset
+from mugrpo_jax.tasks.presets import preset_task as preset_task
+from mugrpo_jax.tasks.rewards import ANSWER_READERS as ANSWER_READERS
+from mugrpo_jax.tasks.rewards import REWARDS as REWARDS
+from mugrpo_jax.tasks.rewards import arithmetic_reward as arithmetic_reward
+from mugrpo_jax.tasks.rewards import exact_reward as exact_reward
+from mugrpo_jax.tasks.rewards import load_reward as load_reward
+from mugrpo_jax.tasks.scoring import STATUSES as STATUSES
+from mugrpo_jax.tasks.scoring import InlineScorer as InlineScorer
+from mugrpo_jax.tasks.scoring import Score as Score
+from mugrpo_jax.tasks.scoring import Scorer as Scorer
+from mugrpo_jax.tasks.scoring import ScoringPool as ScoringPool
+from mugrpo_jax.tasks.scoring import make_scorer as make_scorer
+from mugrpo_jax.tasks.sources import ANSWER_PARTS as ANSWER_PARTS
+from mugrpo_jax.tasks.sources import Columns as Columns
+from mugrpo_jax.tasks.sources import dataset_task as dataset_task
+from mugrpo_jax.tasks.sources import load_problems as load_problems
+from mugrpo_jax.tasks.task import Message as Message
+from mugrpo_jax.tasks.task import Problem as Problem
+from mugrpo_jax.tasks.task import Prompt as Prompt
+from mugrpo_jax.tasks.task import RewardFunction as RewardFunction
+from mugrpo_jax.tasks.task import Task as Task
+from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 
 GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
     {"arithmetic": arithmetic, "word_problems": word_problems, "countdown": countdown}
@@ -22,9 +54,9 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """A task by name: a generator, a preset, or `dataset` for a user's own files.
+    """Make a task by name: a generator, a preset, or `dataset` for a user's own files.
 
-    Options are those of the generator, of `preset_task` or of `dataset_task`.
+    The options are the arguments of the generator, of `preset_task` or of `dataset_task`.
 
     >>> load_task("arithmetic", difficulty=3, train=10, test=2).name
     'arithmetic'
@@ -36,7 +68,7 @@ def load_task(name: str, **options: Any) -> Task:
 
 
 def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
-    """What makes a task by name, if it has these options: `load_task` without reading anything."""
+    """The function that makes the task; checks name and options as `load_task` does, but reads no data."""
     make: Callable[..., Task]
     if name in GENERATORS:
         make = GENERATORS[name]
@@ -51,42 +83,3 @@ def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}; possible: {', '.join(known)}")
     return make
-
-
-__all__ = [
-    "ANSWERS",
-    "ANSWER_PARTS",
-    "ARITHMETIC_ALPHABET",
-    "GENERATORS",
-    "PRESETS",
-    "REWARDS",
-    "STATUSES",
-    "Columns",
-    "InlineScorer",
-    "Message",
-    "Preset",
-    "Problem",
-    "Prompt",
-    "RewardFunction",
-    "Score",
-    "Scorer",
-    "ScoringPool",
-    "Task",
-    "arithmetic",
-    "arithmetic_reward",
-    "countdown",
-    "countdown_reward",
-    "dataset_task",
-    "evaluate_expression",
-    "exact_reward",
-    "final_answer",
-    "load_problems",
-    "load_reward",
-    "load_task",
-    "make_scorer",
-    "math_reward",
-    "preset_task",
-    "same_answer",
-    "task_maker",
-    "word_problems",
-]

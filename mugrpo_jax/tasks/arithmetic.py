@@ -1,9 +1,9 @@
-"""Column addition in a small alphabet: what a tiny character-level model learns from few worked examples."""
+"""The task `arithmetic`: column addition, easy enough for a tiny character-level model."""
 
 import random
 
-from mugrpo_jax.tasks.base import Problem, Task
-from mugrpo_jax.tasks.generators import check_whole, generated_task
+from mugrpo_jax.tasks.generated_task import check_integer, generated_task
+from mugrpo_jax.tasks.task import Problem, Task
 
 ARITHMETIC_ALPHABET = "0123456789+=,;"
 
@@ -19,12 +19,12 @@ def arithmetic(
 ) -> Task:
     """Sums of `operands` numbers with `difficulty` digits each.
 
-    With `slips`, the teacher is careless: each column of a worked solution is added wrongly with this
-    probability, and what follows builds on the mistake. A model warmed up on such solutions knows how to add
-    and makes mistakes, which leaves something to reinforcement learning; the gold answers stay right.
-
     The worked solution adds column by column from the right: the digits, the carry, a two-digit sum. The
-    answer follows the semicolon. Every column has the same width, so that what to copy is found by position.
+    answer follows the semicolon. All columns have the same width, so that a model finds digits by position.
+
+    With `slips` > 0, worked solutions contain mistakes: each column is added wrongly with this probability,
+    and the next columns use the wrong carry. A model after a warm start on such solutions can add but makes
+    mistakes, which reinforcement learning can then remove. The problems' answers stay right.
 
     >>> task = arithmetic(difficulty=2, train=100_000, test=4)
     >>> column_addition((37, 58))
@@ -32,14 +32,14 @@ def arithmetic(
     >>> set(task.train[99_999].prompt) <= set(ARITHMETIC_ALPHABET)
     True
     """
-    check_whole("arithmetic", "difficulty", difficulty, 1, 18)
-    check_whole("arithmetic", "operands", operands, 2, 10)
+    check_integer("arithmetic", "difficulty", difficulty, 1, 18)
+    check_integer("arithmetic", "operands", operands, 2, 10)
     smallest = 10 ** (difficulty - 1) if difficulty > 1 else 0
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
         numbers = tuple(rng.randrange(smallest, 10**difficulty) for _ in range(operands))
         prompt = "+".join(map(str, numbers)) + "="
-        key = "+".join(map(str, sorted(numbers)))  # 37+58 and 58+37 ask the same
+        key = "+".join(map(str, sorted(numbers)))  # 37+58 and 58+37 are the same problem
         solution = column_addition(numbers, slips=slips, rng=rng if slips else None)
         return key, Problem("", prompt, str(sum(numbers)), solution)
 
@@ -47,7 +47,7 @@ def arithmetic(
 
 
 def column_addition(numbers: tuple[int, ...], *, slips: float = 0.0, rng: random.Random | None = None) -> str:
-    """The sum of the numbers, worked column by column from the right, with careless mistakes if asked for."""
+    """Add the numbers column by column, from the right; each column is wrong with probability `slips`."""
     columns = zip(*(reversed(digits) for digits in _padded(numbers)))
     steps, digits, carry = [], "", 0
     for column in columns:

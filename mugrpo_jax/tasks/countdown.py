@@ -1,15 +1,14 @@
-"""Countdown: combine the given numbers, each exactly once, with + - * / to reach a target."""
+"""The task `countdown`: combine the given numbers, each exactly once, with + - * / to reach a target."""
 
 import ast
 import random
 import re
 from fractions import Fraction
 
-from mugrpo_jax.tasks.base import Problem, Task
-from mugrpo_jax.tasks.generators import check_whole, generated_task
-from mugrpo_jax.tasks.word_problems import as_prompt
+from mugrpo_jax.tasks.generated_task import check_integer, generated_task
+from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
-_LONGEST = 200  # characters of an expression worth reading; also keeps the parser's recursion shallow
+_LONGEST = 200  # most characters of an expression; a short one cannot exhaust the parser's recursion
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
@@ -18,12 +17,12 @@ def countdown(
 ) -> Task:
     """Problems with `difficulty` numbers, 2 to 6, whose target is a whole number from 1 to 999.
 
-    The answer lists the target and the numbers; the worked solution combines two numbers a line.
+    The answer lists the target and the numbers. Each line of the worked solution combines two numbers.
 
     >>> countdown(difficulty=3, chat=False).train[0].answer
     '98 from 6 13 20'
     """
-    check_whole("countdown", "difficulty", difficulty, 2, 6)
+    check_integer("countdown", "difficulty", difficulty, 2, 6)
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
         while True:
@@ -44,7 +43,7 @@ def countdown(
 
 
 def _combine(rng: random.Random, numbers: list[int]) -> tuple[int, str, list[str]]:
-    """Combine random pairs until one number is left: its value, the whole expression, the lines of work."""
+    """Combine random pairs until one number remains. Return its value, its expression, and all steps."""
     pile = [(number, str(number)) for number in numbers]
     lines = []
     while len(pile) > 1:
@@ -62,9 +61,9 @@ def _combine(rng: random.Random, numbers: list[int]) -> tuple[int, str, list[str
 
 
 def countdown_reward(response: str, problem: Problem) -> float:
-    """1.0 if what follows the last `####` is an expression of the given numbers that equals the target.
+    """1.0 if the text after the last `####` is an expression of the given numbers that equals the target.
 
-    An equation is judged by its left side: `#### 2*(3+4) = 14`.
+    Of an equation, such as `#### 2*(3+4) = 14`, the left side counts.
 
     >>> problem = Problem("1", "", "14 from 2 3 4")
     >>> countdown_reward("#### 2*(3+4)", problem), countdown_reward("#### 2*7", problem)
@@ -87,7 +86,7 @@ def countdown_reward(response: str, problem: Problem) -> float:
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:
     """The exact value of an expression of whole numbers and + - * / ( ), and the numbers it uses.
 
-    Anything else is a `ValueError`; nothing is ever executed.
+    Any other text is a `ValueError`. The text is parsed, never executed.
 
     >>> evaluate_expression("(1 + 2) / 6")
     (Fraction(1, 2), [1, 2, 6])

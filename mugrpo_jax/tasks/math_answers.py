@@ -1,12 +1,12 @@
-"""Is the final answer of a response the gold answer, as mathematics?
+"""The reward `math`: is the final answer of a response mathematically equal to the problem's answer?
 
-Three steps: find the final answer (`final_answer`), settle plain numbers and words here, exactly and fast
-(`same_answer`), and leave everything else to math-verify. Conventions, where mathematics leaves a choice:
+`final_answer` finds the final answer in the response. Plain numbers and words are compared here, exactly and
+fast. All other answers are compared by the library math-verify. Conventions:
 
-- only the last boxed answer counts, else the last `####`, else the last "answer is", else the last number;
-- a unit or currency beside a number is not compared: `5 cm`, `$5` and `5` are equal;
+- the last boxed answer counts, else the last `####`, else the last "answer is", else the last number;
+- units and currencies are ignored: `5 cm`, `$5` and `5` are equal;
 - a percent sign may be written out or left out: `25%`, `25` and `0.25` are equal, `0.5%` and `0.5` are not;
-- a decimal equals a fraction or root it agrees with to six places: `1/3` and `0.333333`.
+- a decimal equals a fraction or root if they agree to six places: `1/3` and `0.333333`.
 """
 
 import functools
@@ -15,10 +15,10 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from mugrpo_jax.tasks.base import Problem
+from mugrpo_jax.tasks.task import Problem
 
-_LONGEST_ANSWER = 500  # characters; what is longer is no final answer
-_TAIL = 4000  # characters in which an unmarked answer is looked for
+_LONGEST_ANSWER = 500  # most characters of a final answer
+_TAIL = 4000  # an answer without `####` or box is searched in so many last characters
 
 
 def math_reward(response: str, problem: Problem) -> float:
@@ -36,22 +36,22 @@ def math_reward(response: str, problem: Problem) -> float:
     except ValueError as error:
         raise ValueError(f"problem {problem.id}: {error}") from error
     answer = final_answer(response)
-    return float(answer is not None and _same(gold, _bare(answer)))
+    return float(answer is not None and _same(gold, _normalized(answer)))
 
 
-def settled_math_reward(response: str, problem: Problem) -> float | None:
-    """`math_reward` where plain numbers and words decide it, in microseconds; None where they do not.
+def fast_math_reward(response: str, problem: Problem) -> float | None:
+    """`math_reward` in microseconds, if both answers are plain numbers or words; None if they are not.
 
-    >>> settled_math_reward("#### 1,200 apples", Problem("1", "", "1200"))
+    >>> fast_math_reward("#### 1,200 apples", Problem("1", "", "1200"))
     1.0
-    >>> settled_math_reward("so \\boxed{x + 1}", Problem("1", "", "1 + x")) is None
+    >>> fast_math_reward("so \\boxed{x + 1}", Problem("1", "", "1 + x")) is None
     True
     """
-    gold = _bare(problem.answer)
+    gold = _normalized(problem.answer)
     if len(response) > _TAIL or not gold or (_number(gold) is None and _word(gold) is None):
         return None
     answer = final_answer(response)
-    same = False if answer is None else _settled(gold, _bare(answer))
+    same = False if answer is None else _same_without_algebra(gold, _normalized(answer))
     return None if same is None else float(same)
 
 
@@ -61,11 +61,11 @@ def same_answer(gold: str, answer: str) -> bool:
     >>> same_answer("1,234", "1234 apples"), same_answer("(1, 2]", "[1, 2]")
     (True, False)
     """
-    return _same(_read_gold(gold), _bare(answer))
+    return _same(_read_gold(gold), _normalized(answer))
 
 
 def final_answer(response: str) -> str | None:
-    """The text of the answer a response ends with, or None.
+    """The text of the final answer in a response, or None if there is none.
 
     >>> final_answer("3 + 4 = 7. The answer is 7."), final_answer("I do not know"), final_answer("#### 1,200")
     ('7', None, '1,200')
@@ -87,7 +87,7 @@ def final_answer(response: str) -> str | None:
 
 
 def vote_answer(response: str) -> str | None:
-    """The final answer in one spelling, so that equal numbers count as the same vote.
+    """The final answer for a majority vote. Equal numbers get the same spelling.
 
     >>> vote_answer("#### 1,200 apples"), vote_answer("The answer is 1200.0")
     ('1200', '1200')
@@ -95,12 +95,12 @@ def vote_answer(response: str) -> str | None:
     answer = final_answer(response)
     if answer is None:
         return None
-    number = _number(_bare(answer)) if len(answer) <= _LONGEST_ANSWER else None
-    return _bare(answer) if number is None else f"{number[0]}{'%' if number[1] else ''}"
+    number = _number(_normalized(answer)) if len(answer) <= _LONGEST_ANSWER else None
+    return _normalized(answer) if number is None else f"{number[0]}{'%' if number[1] else ''}"
 
 
 def boxed_answer(text: str) -> str | None:
-    """What the last `\\boxed{...}` encloses; None without one, or if it never closes."""
+    """The content of the last `\\boxed{...}`; None if there is no box or its brace never closes."""
     _, box, after = text.rpartition("\\boxed")
     return _braced(after[: 2 * _LONGEST_ANSWER]) if box else None
 
@@ -121,7 +121,7 @@ def _nonempty(text: str) -> str | None:
 
 
 def _braced(text: str) -> str | None:
-    """What the brace at the start encloses; None if it never closes. `\\boxed 7` encloses one character."""
+    """The content of the brace at the start; None if it never closes. `\\boxed 7` has one character."""
     text = text.lstrip()
     if not text.startswith("{"):
         return _nonempty(text[:1])
@@ -136,7 +136,7 @@ def _braced(text: str) -> str | None:
 
 
 def _read_gold(answer: str) -> str:
-    gold = _bare(answer)
+    gold = _normalized(answer)
     if not gold:
         raise ValueError(f"answer {answer!r} is empty")
     if _number(gold) is None and _word(gold) is None and not _parse(gold)[0]:
@@ -144,8 +144,8 @@ def _read_gold(answer: str) -> str:
     return gold
 
 
-def _settled(gold: str, answer: str) -> bool | None:
-    """Whether two answers are the same, where that needs no algebra; None where it does."""
+def _same_without_algebra(gold: str, answer: str) -> bool | None:
+    """Whether two answers are equal; None if only algebra can tell."""
     if gold == answer:
         return True
     if not answer or len(answer) > _LONGEST_ANSWER:
@@ -160,8 +160,8 @@ def _settled(gold: str, answer: str) -> bool | None:
 
 
 def _same(gold: str, answer: str) -> bool:
-    if (settled := _settled(gold, answer)) is not None:
-        return settled
+    if (same := _same_without_algebra(gold, answer)) is not None:
+        return same
     from math_verify import verify
 
     return verify(
@@ -175,13 +175,13 @@ def _same(gold: str, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> tuple[bool, tuple[Any, ...]]:
-    """What math-verify makes of an answer, and whether it is more than the text itself.
+    """Parse an answer with math-verify: whether it found mathematics, and all readings of the text.
 
-    Its own time limits need signals in a main thread and are off: the deadline of the scoring pool holds.
+    Its own time limits need signals in the main thread, so they are off. The scoring pool has a deadline.
     """
     from math_verify import LatexExtractionConfig, parse
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # no warning about disabled time limits
     boxed = [LatexExtractionConfig(boxed_match_priority=0)]
     read = parse(f"\\boxed{{{text}}}", extraction_config=boxed, parsing_timeout=None, raise_on_error=True)
     return any(not isinstance(reading, str) for reading in read), tuple(read)
@@ -210,9 +210,9 @@ _WRAPPERS = (
 )
 
 
-@functools.lru_cache(maxsize=4096)  # a group has one right answer, and wrong ones repeat
-def _bare(text: str) -> str:
-    """The answer without its wrapping and with one spelling of signs and spaces."""
+@functools.lru_cache(maxsize=4096)  # responses to one problem repeat answers
+def _normalized(text: str) -> str:
+    """The answer without `$`, box or other wrapping, with one spelling of signs and spaces."""
     for sign, spelling in _SPELLINGS.items():
         text = text.replace(sign, spelling)
     text = re.sub(
@@ -241,7 +241,7 @@ _NUMBER = re.compile(
 
 @functools.lru_cache(maxsize=4096)
 def _number(text: str) -> tuple[Fraction, bool, bool] | None:
-    """A plain number, with or without unit: its value, if it has a percent sign, if it is a decimal."""
+    """A plain number, perhaps with a unit: its value, if it has a percent sign, if it is a decimal."""
     match = _NUMBER.fullmatch(_TEXT.sub(r" \1", text).strip())
     if match is None:
         return None
@@ -284,7 +284,7 @@ def _letters(text: str) -> str:
 
 
 def _word(text: str) -> str | None:
-    """The answer as a word where it is one: marked as text, or of four letters and more."""
+    """The answer as a word, if it is marked as text or has at least four letters; else None."""
     marked, letters = _TEXT.fullmatch(text) is not None, _letters(text)
     if re.fullmatch(r"[a-z][a-z' -]*", letters) and (
         marked or re.fullmatch(r"[A-Za-z][A-Za-z' -]{3,}", text)
@@ -294,11 +294,11 @@ def _word(text: str) -> str | None:
 
 
 def _unbalanced(text: str) -> bool:
-    """True where brackets open and never close, whatever their kind: such text costs the parser seconds."""
+    """Whether some brackets never close. The parser would need seconds for such a text."""
     return sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
 
 
 def _bases_differ(gold: str, answer: str) -> bool:
-    """True for two numerals in different bases, whose subscripts math-verify drops."""
+    """Whether both are numerals with different bases. math-verify ignores the base."""
     bases = [re.fullmatch(r"[\dA-F]+_\{?(\d+)\}?", text) for text in (gold, answer)]
     return all(bases) and len({match[1] for match in bases if match}) > 1

@@ -1,25 +1,18 @@
-"""The benchmarks of the paper and GSM8K: where they are on the Hub and how to read them."""
+"""Known datasets (the benchmarks of the paper and GSM8K): their place on the Hub and their columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from mugrpo_jax.tasks.base import Message, Task
 from mugrpo_jax.tasks.sources import Columns, dataset_task
+from mugrpo_jax.tasks.task import Task, as_prompt
 from mugrpo_jax.tasks.word_problems import INSTRUCTION
-
-
-def _user(text: str) -> tuple[Message, ...]:
-    return ({"role": "user", "content": text},)
-
-
-_BOXED = "\n\nReason step by step, and put the final answer in \\boxed{{}}."
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published set of problems: its columns, its reward and its sources on the Hub."""
+    """A published dataset: its columns, its sources on the Hub, and its reward."""
 
     columns: Columns
     train: str | None = None
@@ -27,26 +20,27 @@ class Preset:
     reward: str = "math"
 
 
+def _boxed(column: str, solution: str | None = None) -> Columns:
+    """Columns of a dataset with the problem in `column`; the prompt asks for a boxed answer."""
+    ask = "\n\nReason step by step, and put the final answer in \\boxed{{}}."
+    return Columns(as_prompt(f"{{{column}}}{ask}", chat=True), solution=solution)
+
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "gsm8k": Preset(
-            Columns(_user("{question}\n" + INSTRUCTION), answer_part="hashes", solution="answer"),
+            Columns(
+                as_prompt("{question}\n" + INSTRUCTION, chat=True), answer_part="hashes", solution="answer"
+            ),
             train="hub:openai/gsm8k/main:train",
             test="hub:openai/gsm8k/main:test",
         ),
-        "math500": Preset(
-            Columns(_user("{problem}" + _BOXED), solution="solution"), test="hub:HuggingFaceH4/MATH-500:test"
-        ),
-        "amc23": Preset(Columns(_user("{question}" + _BOXED)), test="hub:math-ai/amc23:test"),
-        "amc24": Preset(Columns(_user("{problem}" + _BOXED)), test="hub:rawsh/2024_AMC12:train"),
-        "aime24": Preset(
-            Columns(_user("{problem}" + _BOXED), solution="solution"),
-            test="hub:HuggingFaceH4/aime_2024:train",
-        ),
-        "aime25": Preset(Columns(_user("{problem}" + _BOXED)), test="hub:math-ai/aime25:test"),
-        "deepscaler": Preset(
-            Columns(_user("{problem}" + _BOXED)), train="hub:agentica-org/DeepScaleR-Preview-Dataset:train"
-        ),
+        "math500": Preset(_boxed("problem", "solution"), test="hub:HuggingFaceH4/MATH-500:test"),
+        "amc23": Preset(_boxed("question"), test="hub:math-ai/amc23:test"),
+        "amc24": Preset(_boxed("problem"), test="hub:rawsh/2024_AMC12:train"),
+        "aime24": Preset(_boxed("problem", "solution"), test="hub:HuggingFaceH4/aime_2024:train"),
+        "aime25": Preset(_boxed("problem"), test="hub:math-ai/aime25:test"),
+        "deepscaler": Preset(_boxed("problem"), train="hub:agentica-org/DeepScaleR-Preview-Dataset:train"),
     }
 )
 
@@ -58,9 +52,9 @@ def preset_task(
 
     Args:
       name: a key of `PRESETS`.
-      folder: a folder with `train` and `test` as `.jsonl` or `.parquet`, of which at least one is there.
-      train: a source in place of the preset's own.
-      test: likewise.
+      folder: a folder with `train` or `test`, or both, as `.jsonl` or `.parquet`.
+      train: a source to use instead of the preset's training problems.
+      test: a source to use instead of the preset's test problems.
     """
     preset = PRESETS[name]
     if folder is not None:

@@ -1,21 +1,21 @@
-"""Rewards: functions of a response and its problem, 1.0 for a right answer and 0.0 for a wrong one."""
+"""Rewards: functions `reward(response, problem)`, 1.0 for a right answer and 0.0 for a wrong one."""
 
 import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from mugrpo_jax.tasks.base import Problem, RewardFunction
 from mugrpo_jax.tasks.countdown import countdown_reward
-from mugrpo_jax.tasks.math_answers import math_reward, settled_math_reward, vote_answer
+from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
+from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
 def exact_reward(response: str, problem: Problem) -> float:
-    """1.0 if the response is the answer, up to white space at both ends."""
+    """1.0 if the response equals the answer, ignoring white space at both ends."""
     return float(response.strip() == problem.answer.strip())
 
 
 def arithmetic_reward(response: str, problem: Problem) -> float:
-    """1.0 if what follows the last semicolon is the answer; without a semicolon there is no answer.
+    """1.0 if the text after the last semicolon is the answer; 0.0 for a response without a semicolon.
 
     >>> arithmetic_reward("7+8+0=15,3+5+1=09;95", Problem("1", "37+58=", "95"))
     1.0
@@ -35,19 +35,19 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
     }
 )
 
-SETTLED: Mapping[str, Callable[[str, Problem], float | None]] = MappingProxyType(
-    {"math": settled_math_reward}
+FAST_REWARDS: Mapping[str, Callable[[str, Problem], float | None]] = MappingProxyType(
+    {"math": fast_math_reward}
 )
-"""Rewards that most responses get without the risk of a hang: the rest, None here, goes through the pool."""
+"""Fast exact versions of slow rewards. They return None to leave a response to the worker pool."""
 
-ANSWERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {
         "exact": str.strip,
         "arithmetic": lambda response: response.rpartition(";")[2].strip() if ";" in response else None,
         "math": vote_answer,
     }
 )
-"""What a response answers, by reward, for a majority vote; a reward without an entry has no vote."""
+"""For each reward, a function that reads the answer from a response, for majority votes."""
 
 
 def load_reward(name: str) -> RewardFunction:

@@ -1,7 +1,7 @@
-"""Scoring responses: a pool of worker processes with a hard deadline, or inline for rewards that are cheap.
+"""Score responses: in worker processes with a deadline (`ScoringPool`), or directly (`InlineScorer`).
 
-Both forms offer `submit(text, problem) -> Future[Score]`, `score_all(pairs)` and `counts`, so that scoring
-overlaps generation or follows it. An item that cannot be scored keeps its status: no zero is silent.
+Both have `submit(text, problem) -> Future[Score]`, so that scoring can overlap with generation, and
+`score_all(pairs)`. A reward that times out, crashes or returns no finite number is recorded with its reason.
 """
 
 import functools
@@ -23,14 +23,14 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
-from mugrpo_jax.tasks.base import Problem, RewardFunction
-from mugrpo_jax.tasks.rewards import SETTLED, load_reward
+from mugrpo_jax.tasks.rewards import FAST_REWARDS, load_reward
+from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 STATUSES = ("ok", "timeout", "crash", "error", "invalid")
 INLINE_REWARDS = ("exact", "arithmetic", "countdown")
 
 _STARTUP_S = 120.0
-_DETAIL = 300  # characters; a worker's reply must fit one atomic write to a pipe
+_DETAIL = 300  # most characters of a detail: a worker's reply must fit into one atomic write to a pipe
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Score:
     """The reward of one response.
 
     Attributes:
-      value: the reward, or the scorer's `failed` value where there is none.
-      status: `ok`; `timeout`: over the deadline; `crash`: the worker died; `error`: the reward raised;
-        `invalid`: it returned something that is not a finite number.
-      detail: what happened, empty when ok.
+      value: the reward, or the scorer's `failed` value if the reward failed.
+      status: `ok`; `timeout`: over the deadline; `crash`: the worker died; `error`: the reward raised an
+        exception; `invalid`: it returned something else than a finite number.
+      detail: the reason of a failure; empty if the status is `ok`.
     """
 
     value: float
@@ -50,11 +50,11 @@ class Score:
 
 
 class Scorer(ABC):
-    """What the run loop and the evaluation need. A context manager: leaving it closes the scorer.
+    """Scores responses. It is a context manager, which closes the scorer at its end.
 
     Attributes:
-      counts: how many items ended with each of `STATUSES` so far.
-      failed: the value of an item without a reward.
+      counts: number of responses with each of `STATUSES` so far.
+      failed: value of a response whose reward failed.
     """
 
     def __init__(self, failed: float):
@@ -64,7 +64,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Score one response, now or soon."""
+        """Score one response; the future holds its score when it is done."""
 
     def score_all(self, pairs: Iterable[tuple[str, Problem]]) -> list[Score]:
         """Score many responses; the scores come in the order of the responses."""
@@ -72,7 +72,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the scorer holds; what is still waiting is dropped."""
+        """Release all resources. Responses that still wait are not scored."""
 
     def _count(self, score: Score) -> Score:
         with self._counting:
@@ -87,7 +87,7 @@ class Scorer(ABC):
 
 
 def failure(problem: str, detail: str) -> str:
-    """An item that has no score, in words.
+    """A text about a response that could not be scored.
 
     >>> failure("17", "no verdict within 5 s")
     'problem 17: no verdict within 5 s'
@@ -104,15 +104,15 @@ def make_scorer(
     memory_mb: int = 2048,
     failed: float = 0.0,
 ) -> Scorer:
-    """A scorer for a reward by name.
+    """Make a scorer for a reward.
 
     Args:
       reward: a key of `REWARDS` or `module:function`.
-      workers: processes; 0 scores inline, without a deadline; None chooses inline for the cheap built-in
-        rewards and one process a core for the others.
-      deadline_s: seconds an item may take in a worker.
+      workers: number of processes. 0 scores in this process, without a deadline. None means 0 for the fast
+        built-in rewards and one process per core for the others.
+      deadline_s: most seconds that a response may take in a worker.
       memory_mb: address space of a worker (enforced on Linux).
-      failed: the value of an item without a reward.
+      failed: value of a response whose reward failed.
     """
     if workers is None:
         workers = 0 if reward in INLINE_REWARDS else os.cpu_count() or 1
@@ -121,10 +121,10 @@ def make_scorer(
     return ScoringPool(reward, workers=workers, deadline_s=deadline_s, memory_mb=memory_mb, failed=failed)
 
 
-def judge(reward: RewardFunction, text: str, problem: Problem) -> Score:
-    """Call a reward once and say what came back; the value of a failure is NaN until a scorer sets it.
+def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
+    """Call a reward and check its result. The value of a failure is NaN; the scorer replaces it.
 
-    >>> judge(lambda text, problem: float("inf"), "", Problem("1", "", "")).status
+    >>> call_reward(lambda text, problem: float("inf"), "", Problem("1", "", "")).status
     'invalid'
     """
     try:
@@ -137,33 +137,33 @@ def judge(reward: RewardFunction, text: str, problem: Problem) -> Score:
 
 
 @functools.lru_cache(maxsize=256)
-def _done(score: Score) -> "Future[Score]":
-    """A future that holds a score. Most responses have one of few scores, and equal ones share theirs."""
+def _finished_future(score: Score) -> "Future[Score]":
+    """A finished future with this score. Few scores are different, so equal ones share a cached future."""
     future: Future[Score] = Future()
     future.set_result(score)
     return future
 
 
 class InlineScorer(Scorer):
-    """Scores where it is called: no processes, no deadline."""
+    """Scores in the calling thread: no processes, no deadline."""
 
     def __init__(self, reward: str, *, failed: float = 0.0):
         super().__init__(failed)
         self._reward = load_reward(reward)
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Score now; the future is done."""
-        return _done(self._count(judge(self._reward, text, problem)))
+        """Score now and return a finished future."""
+        return _finished_future(self._count(call_reward(self._reward, text, problem)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 class ScoringPool(Scorer):
-    """Scores in worker processes: a hang is killed at its deadline, a crash costs one item.
+    """Scores in worker processes. A worker that hangs is killed at the deadline; a crash fails one response.
 
-    One thread waits for each worker. The workers are fresh interpreters, not forks of this process, which may
-    hold an accelerator, and they import nothing of it.
+    One thread waits for each worker. Workers are new Python interpreters and not forks, because this process
+    may hold an accelerator.
     """
 
     def __init__(
@@ -179,8 +179,8 @@ class ScoringPool(Scorer):
             if not value > 0:
                 raise ValueError(f"{name} is {value}; possible: a number above 0")
         super().__init__(failed)
-        self._settled = SETTLED.get(reward)
-        load_reward(reward)  # a name that cannot be loaded is an error here, not in a worker
+        self._fast_reward = FAST_REWARDS.get(reward)
+        load_reward(reward)  # so that a wrong name is an error here and not in a worker
         hello = {"reward": reward, "path": sys.path, "deadline_s": deadline_s, "memory_mb": memory_mb}
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers = [_Worker(hello) for _ in range(workers)]
@@ -190,13 +190,13 @@ class ScoringPool(Scorer):
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Queue a response; the future holds its score."""
-        settled = None if self._settled is None else self._settled(text, problem)
-        if settled is None:
+        value = None if self._fast_reward is None else self._fast_reward(text, problem)
+        if value is None:
             return self._threads.submit(self._score, text, problem)
-        return _done(self._count(Score(settled)))
+        return _finished_future(self._count(Score(value)))
 
     def close(self) -> None:
-        """Drop what waits and end the workers."""
+        """Cancel waiting responses and end the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.stop()
@@ -213,20 +213,20 @@ class ScoringPool(Scorer):
 
 
 class _Worker:
-    """One worker process, restarted when it dies or is killed, and the conversation with it: JSON lines."""
+    """One worker process. It is restarted if it dies. Messages in both directions are JSON lines."""
 
     def __init__(self, hello: dict[str, Any]):
         self._hello = hello
         self._deadline_s = float(hello["deadline_s"])
         self._stopped = False
-        self._changing = threading.Lock()  # of the process, by its own thread or by one that closes the pool
+        self._changing = threading.Lock()  # guards `_process`, also against a thread that closes the pool
         self._start()
 
     def _start(self) -> None:
         with self._changing:
             if self._stopped:
                 return
-            command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+            command = [sys.executable, str(Path(__file__).with_name("scoring_worker.py"))]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
             )
@@ -234,7 +234,7 @@ class _Worker:
         self._send(self._hello)
 
     def score(self, text: str, problem: Problem) -> Score:
-        if self._process.poll() is not None:  # died while idle: no item is to blame
+        if self._process.poll() is not None:  # died while idle: not the fault of a response
             self._restart()
         if not self._ready:
             self._wait_until_ready()
@@ -281,7 +281,7 @@ class _Worker:
             while view:
                 view = view[self._process.stdin.write(view) :]
         except BrokenPipeError:
-            pass  # the worker is gone, which `_receive` reports
+            pass  # the worker died: `_receive` reports it
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The worker's next message; None if it died."""

@@ -1,7 +1,7 @@
 """Problems from files and from the Hugging Face Hub: JSONL, Parquet, `datasets`.
 
-A source is named by one string: `path/to/file.jsonl`, `path/to/file.parquet`, or
-`hub:owner/name:split` and `hub:owner/name/subset:split`. How its columns become problems is a `Columns`.
+A source is a string: `path/to/file.jsonl`, `path/to/file.parquet`, `hub:owner/name:split` or
+`hub:owner/name/subset:split`. `Columns` says how the columns of a row become a problem.
 """
 
 import json
@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mugrpo_jax.tasks.base import Message, Problem, Prompt, Task
 from mugrpo_jax.tasks.math_answers import boxed_answer
 from mugrpo_jax.tasks.rewards import load_reward
+from mugrpo_jax.tasks.task import Message, Problem, Prompt, Task
 
-Row = tuple[str, Mapping[str, Any]]  # where it was read, for messages, and its columns
+Row = tuple[str, Mapping[str, Any]]  # file and line, for messages, and the columns
 
 
 def _after_hashes(text: str) -> str | None:
@@ -28,7 +28,7 @@ def _after_hashes(text: str) -> str | None:
 ANSWER_PARTS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {"whole": str.strip, "hashes": _after_hashes, "boxed": boxed_answer}
 )
-"""Which part of the answer column is the answer: all, what follows the last `####`, the last box."""
+"""Which part of the answer column is the answer: all of it, the text after the last `####`, the last box."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Columns:
     """How a row becomes a problem.
 
     Attributes:
-      template: a text with columns in braces, `"{question}"`, or chat messages with such texts as `content`.
-        A brace that is meant is written twice.
+      template: the prompt with names of columns in braces, such as `"{question}"`: a text, or chat messages
+        with such texts as `content`. Write a literal brace twice.
       answer: the column with the answer.
       answer_part: a key of `ANSWER_PARTS`.
       solution: the column with a worked solution, for a warm start.
-      id: the column with an id; without one, problems are numbered.
+      id: the column with an id; None numbers the problems.
     """
 
     template: str | tuple[Message, ...] = "{question}"
@@ -51,7 +51,7 @@ class Columns:
     id: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a row."""
+        """Check the settings that can be checked without a row."""
         if self.answer_part not in ANSWER_PARTS:
             raise ValueError(f"answer_part is {self.answer_part!r}; possible: {', '.join(ANSWER_PARTS)}")
         messages = [self.template] if isinstance(self.template, str) else self.template
@@ -70,17 +70,19 @@ class Columns:
         return tuple({"role": m["role"], "content": _fill(m["content"], row)} for m in self.template)
 
     def problem(self, row: Mapping[str, Any], number: int) -> Problem:
-        """One row as a problem; a `ValueError` says what the row lacks."""
+        """Make a problem of a row; a `ValueError` names a missing column."""
         answer = ANSWER_PARTS[self.answer_part](_text(_column(row, self.answer, "answer")))
         if not answer:
             raise ValueError(f"column {self.answer!r} has no answer (answer_part is {self.answer_part!r})")
-        solution = None if self.solution is None else _worked(_text(_column(row, self.solution, "solution")))
+        solution = None
+        if self.solution is not None:  # without GSM8K's calculator notes, such as <<1+1=2>>
+            solution = re.sub(r"<<[^<>]*>>", "", _text(_column(row, self.solution, "solution")))
         name = str(number) if self.id is None else _text(_column(row, self.id, "id"))
         return Problem(name, self.prompt(row), answer, solution)
 
 
 def load_problems(source: str, columns: Columns) -> list[Problem]:
-    """Read all problems of a source. Anything wrong is one line that names the source and the place."""
+    """Read all problems of a source. An error is one line that names the source and the place."""
     problems: dict[str, Problem] = {}
     for where, row in _rows(source):
         try:
@@ -106,11 +108,11 @@ def dataset_task(
     """A task from one source to train on, one to test on, or both.
 
     Args:
-      name: of the task.
-      train: a source, see the top of this module.
-      test: likewise.
-      columns: how rows become problems, as `Columns` or as a mapping with its fields.
-      reward: as `load_reward` understands it.
+      name: name of the task.
+      train: a source of training problems, see the top of this module.
+      test: a source of test problems.
+      columns: how rows become problems: `Columns`, or a mapping with its fields.
+      reward: name of the reward, for `load_reward`.
     """
     if train is None and test is None:
         raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
@@ -202,7 +204,7 @@ def _fields(template: str) -> list[str]:
 
 
 def _fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with columns in place of their names: plain names only, nothing is looked up in them."""
+    """Fill the template with columns. Only plain names are allowed: no attributes and no indices."""
     for field in _fields(template):
         _column(row, field, "template")
     parts = string.Formatter().parse(template)
@@ -217,9 +219,5 @@ def _column(row: Mapping[str, Any], column: str, wanted_by: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A column as text; a whole number that a reader made a float is whole again."""
+    """A column as text; a float that is a whole number is written without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _worked(solution: str) -> str:
-    return re.sub(r"<<[^<>]*>>", "", solution)  # GSM8K's calculator notes, which no model should imitate

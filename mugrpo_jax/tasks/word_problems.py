@@ -1,11 +1,11 @@
-"""Word problems of one to four steps, in English, with worked solutions that end in `#### N`."""
+"""The task `word_problems`: English word problems of one to four steps; solutions end in `#### N`."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mugrpo_jax.tasks.base import Problem, Prompt, Task
-from mugrpo_jax.tasks.generators import check_whole, generated_task
+from mugrpo_jax.tasks.generated_task import check_integer, generated_task
+from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
 NAMES = (
     *("Ada", "Amir", "Ben", "Chloe", "Dora", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kira"),
@@ -23,7 +23,7 @@ INSTRUCTION = "Work step by step. End with #### and the answer."
 
 @dataclass(frozen=True)
 class _Scene:
-    """The words of one problem; `has` is how many items the name holds so far."""
+    """The words of one problem, and the number of items that the person has so far."""
 
     name: str
     friend: str
@@ -35,7 +35,7 @@ class _Scene:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a problem: what is told, how it is worked, and the count it leads to."""
+    """One step of a problem: its sentence, its calculation, and the resulting number of items."""
 
     kind: str
     numbers: tuple[int, ...]
@@ -53,13 +53,13 @@ def word_problems(
 ) -> Task:
     """Problems of exactly `difficulty` steps, 1 to 4.
 
-    Two problems count as the same when their steps and numbers agree, whatever the names and things.
+    Two problems with the same steps and numbers count as the same problem, even with other names and items.
 
     >>> problem = word_problems(difficulty=2, chat=False).train[0]
     >>> problem.solution.endswith("#### " + problem.answer)
     True
     """
-    check_whole("word_problems", "difficulty", difficulty, 1, 4)
+    check_integer("word_problems", "difficulty", difficulty, 1, 4)
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
         steps, question = _story(rng, difficulty)
@@ -71,13 +71,8 @@ def word_problems(
     return generated_task("word_problems", draw, "math", seed=seed, train=train, test=test)
 
 
-def as_prompt(text: str, chat: bool) -> Prompt:
-    """The text as a user's message for a chat template, or as it is with a line break to answer after."""
-    return ({"role": "user", "content": text},) if chat else text + "\n"
-
-
 def _story(rng: random.Random, count: int) -> tuple[list[_Step], str]:
-    """An opening, `count` steps and a question; drawn again where the numbers allow no next step."""
+    """Draw `count` steps and a question; start again if the numbers allow no next step."""
     while True:
         name, friend = rng.sample(NAMES, 2)
         scene = _Scene(name, friend, rng.choice(ITEMS), rng.choice(BOXES), rng.choice(PLACES))
@@ -100,7 +95,7 @@ def _chain(rng: random.Random, scene: _Scene, count: int) -> list[_Step] | None:
 
 
 def _step(rng: random.Random, scene: _Scene, kind: str, told: tuple[str, ...], sum_: str, **n: int) -> _Step:
-    """Fill one of the phrasings; `sum_` is the calculation, such as `{has} + {a}`, with its numbers."""
+    """Fill a random one of the sentences `told`; `sum_` is the calculation, such as `{has} + {a}`."""
     words = {**vars(scene), **n}
     calculation = sum_.format(**words)
     result = _calculate(calculation)

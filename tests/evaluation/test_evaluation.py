@@ -20,7 +20,7 @@ from mugrpo_jax.evaluation.evaluate import (
     majority,
     pass_at_k,
 )
-from mugrpo_jax.tasks import ANSWERS, InlineScorer, load_task
+from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task
 
 PROBLEMS = load_task("arithmetic", train=0, test=12, seed=5).test
 
@@ -39,7 +39,7 @@ def generate(requests):
 
 
 def run(problems=PROBLEMS, generate=generate, scorer="arithmetic", **options):
-    options = {"samples": 4, "ks": (1, 2, 4), "answer_of": ANSWERS["arithmetic"]} | options
+    options = {"samples": 4, "ks": (1, 2, 4), "answer_of": ANSWER_READERS["arithmetic"]} | options
     with InlineScorer(scorer) as inline:
         return evaluate(problems, generate, inline, **options)
 

@@ -12,9 +12,9 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.planning import compile_plan, find_topology, plan_run
-from mugrpo_jax.planning.compiled_plan import lowered_programs, topology_mesh
-from mugrpo_jax.planning.costs import Program
-from mugrpo_jax.planning.programs import _compile
+from mugrpo_jax.planning.chips import topology_mesh
+from mugrpo_jax.planning.program_cost import HloProgram
+from mugrpo_jax.planning.run_programs import _compile, lowered_programs
 
 pytestmark = [
     pytest.mark.skipif(
@@ -63,7 +63,7 @@ def test_an_update_has_splash_attention_and_the_flops_of_its_matrices(compiled):
     heads = NARROW.num_heads * NARROW.head_dim
     # 11 products over rows of 512 tokens, twice as many as the tokens fill, half of each above the diagonal.
     attention = NARROW.num_layers * 11 * 2 * heads * 512 * 2 * 4096 / 2 / 4
-    assert Program(text, 4).cost().flops == pytest.approx(passes + attention, rel=0.15)
+    assert HloProgram(text, 4).cost().flops == pytest.approx(passes + attention, rel=0.15)
     # The gradient is added up in place.
     assert program.memory_analysis().alias_size_in_bytes >= 4 * matrices / 4
 
@@ -74,7 +74,7 @@ def test_decoding_updates_its_cache_in_place_and_reads_it_once(compiled):
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes >= cache
     assert memory.temp_size_in_bytes < cache
-    cost = Program(text, 4).cost()
+    cost = HloProgram(text, 4).cost()
     weights = 2 * NARROW.num_params / 2
     assert cost.flops == pytest.approx(
         (2 * (NARROW.num_params - NARROW.vocab_size * NARROW.hidden_size) * 16 / 4)
@@ -87,7 +87,7 @@ def test_decoding_updates_its_cache_in_place_and_reads_it_once(compiled):
 def test_prefill_has_splash_attention_and_no_weights_travel(compiled):
     _, text = compiled["prefill"]
     assert "splash" in text
-    gathered = [e for e in Program(text, 4).cost().collectives if e.kind == "all-gather"]
+    gathered = [e for e in HloProgram(text, 4).cost().collectives if e.kind == "all-gather"]
     smallest = NARROW.hidden_size * NARROW.num_kv_heads * NARROW.head_dim
     assert all(shape.size < smallest for exchange in gathered for shape in exchange.result)
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.models import logprobs
-from mugrpo_jax.planning import programs as planned
-from mugrpo_jax.planning.costs import Program
+from mugrpo_jax.planning import run_programs as planned
+from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.rollouts import Shape
 from mugrpo_jax.training import step as training_step
 
@@ -54,7 +54,7 @@ def exchanges(mesh, part):
         if part == "gradient"
         else programs.apply()
     )
-    return Program(lowered.compile().as_text(), mesh.size).cost().collectives
+    return HloProgram(lowered.compile().as_text(), mesh.size).cost().collectives
 
 
 def complaints(found, mesh):

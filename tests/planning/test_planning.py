@@ -15,13 +15,20 @@ from mugrpo_jax import models
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.models.config import from_hf, to_hf
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
-from mugrpo_jax.models.io.loading import load_model, model_shape
-from mugrpo_jax.planning import CHIPS, Assumptions, check_memory, compile_plan, find_topology, plan_run
-from mugrpo_jax.planning import compiled_plan as compiled_plans
-from mugrpo_jax.planning.advice import candidates, nearest_fit
-from mugrpo_jax.planning.costs import Program
-from mugrpo_jax.planning.estimate import seconds
-from mugrpo_jax.planning.programs import largest_shapes
+from mugrpo_jax.models.io.loading import load_model, model_shape, tiny_shape
+from mugrpo_jax.planning import (
+    CHIPS,
+    Assumptions,
+    check_memory,
+    compile_plan,
+    compile_run,
+    find_topology,
+    plan_run,
+)
+from mugrpo_jax.planning.call_time import call_time
+from mugrpo_jax.planning.program_cost import HloProgram
+from mugrpo_jax.planning.proposal import candidates, nearest_fit
+from mugrpo_jax.planning.run_programs import largest_shapes
 from mugrpo_jax.rollouts import plan_buckets
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +93,7 @@ def test_a_local_folder_comes_before_a_known_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "Qwen" / "Qwen3-8B-Base"
     folder.mkdir(parents=True)
-    shape = models.loading.tiny_shape(models.CharTokenizer("abc"))
+    shape = tiny_shape(models.CharTokenizer("abc"))
     (folder / "config.json").write_text(json.dumps(to_hf(shape)))
     assert model_shape("Qwen/Qwen3-8B-Base").num_params == shape.num_params
 
@@ -135,7 +142,7 @@ def compiled(function, *shapes, mesh, specs, out):
         for shape, spec in zip(shapes, specs)
     ]
     jitted = jax.jit(function, out_shardings=NamedSharding(mesh, out))
-    return Program(jitted.lower(*arguments).compile().as_text(), mesh.size).cost()
+    return HloProgram(jitted.lower(*arguments).compile().as_text(), mesh.size).cost()
 
 
 def test_loops_count_as_often_as_they_run():
@@ -206,10 +213,10 @@ def test_messages_are_counted_by_kind_size_and_group():
 def test_seconds_follow_from_costs_and_peaks():
     mesh = models.make_mesh(devices=jax.devices()[:1])
     cost = compiled(jnp.matmul, (64, 64), (64, 64), mesh=mesh, specs=(P(), P()), out=P())
-    time = seconds(cost, CHIPS["h200"], Assumptions(compute=0.5, memory=1.0))
+    time = call_time(cost, CHIPS["h200"], Assumptions(compute=0.5, memory=1.0))
     assert time.compute == 2 * 64**3 / (989e12 * 0.5) and time.link == 0
     assert time.overlapped == max(time.compute, time.memory) and time.added == time.compute + time.memory
-    assert seconds(cost, dataclasses.replace(CHIPS["h200"], flops=None), Assumptions()) is None
+    assert call_time(cost, dataclasses.replace(CHIPS["h200"], flops=None), Assumptions()) is None
 
 
 # -- plans
@@ -293,11 +300,11 @@ def test_a_proposal_is_compiled_and_fits(plan):
 
 def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch):
     run = plan_run(config)
-    everything = compiled_plans.lowered_programs
-    monkeypatch.setattr(compiled_plans, "lowered_programs", lambda run: everything(run)[1:2])
+    everything = compile_run.lowered_programs
+    monkeypatch.setattr(compile_run, "lowered_programs", lambda run: everything(run)[1:2])
     check_memory(run)
     small = dataclasses.replace(CHIPS["v5e"], memory=10_000)
-    monkeypatch.setattr(compiled_plans, "chip_of", lambda device: small)
+    monkeypatch.setattr(compile_run, "chip_of", lambda device: small)
     with pytest.raises(configs.ConfigError, match=r"memory: optimizer takes .* of a device's 10 kB; "):
         check_memory(run)
     large = plan_run(config, device_memory=1000)

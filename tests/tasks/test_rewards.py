@@ -2,7 +2,7 @@ import pytest
 from answer_pairs import EQUAL, RESPONSES, UNEQUAL
 
 from mugrpo_jax.tasks import (
-    ANSWERS,
+    ANSWER_READERS,
     REWARDS,
     Problem,
     arithmetic_reward,
@@ -12,7 +12,7 @@ from mugrpo_jax.tasks import (
     math_reward,
     same_answer,
 )
-from mugrpo_jax.tasks.math_answers import settled_math_reward
+from mugrpo_jax.tasks.math_answers import fast_math_reward
 
 PAIRS = [(gold, answer, True) for gold, answer in EQUAL] + [(gold, answer, False) for gold, answer in UNEQUAL]
 
@@ -36,13 +36,13 @@ def test_what_is_settled_without_algebra_is_the_verdict_and_numbers_always_are()
     cases = [(gold, f"#### {answer}") for gold, answer, _ in PAIRS] + [pair[:2] for pair in RESPONSES]
     for gold, response in cases:
         problem = Problem("1", "", gold)
-        found = settled_math_reward(response, problem)
+        found = fast_math_reward(response, problem)
         settled += found is not None
         assert found is None or found == math_reward(response, problem)
     assert settled > 100
-    assert settled_math_reward("1 + 1 = 2\n#### 2", Problem("1", "", "2")) == 1.0
-    assert settled_math_reward("I do not know", Problem("1", "", "2")) == 0.0
-    assert settled_math_reward("9" * 100_000, Problem("1", "", "2")) is None
+    assert fast_math_reward("1 + 1 = 2\n#### 2", Problem("1", "", "2")) == 1.0
+    assert fast_math_reward("I do not know", Problem("1", "", "2")) == 0.0
+    assert fast_math_reward("9" * 100_000, Problem("1", "", "2")) is None
 
 
 def test_a_boxed_or_marked_answer_gets_the_verdict_of_the_answer():
@@ -81,14 +81,14 @@ def test_exact_and_arithmetic_rewards():
 
 
 def test_votes_are_counted_by_value():
-    vote = ANSWERS["math"]
+    vote = ANSWER_READERS["math"]
     assert (
         len({vote(t) for t in ("#### 1,200", r"\boxed{1200}", "The answer is $1200.00.", "#### 1200 km")})
         == 1
     )
     assert vote("#### 50%") != vote("#### 50") and vote("no idea") is None
     assert vote(r"\boxed{x+1}") == "x+1"
-    assert ANSWERS["arithmetic"]("1+1+0=02;2") == "2" and ANSWERS["arithmetic"]("2") is None
+    assert ANSWER_READERS["arithmetic"]("1+1+0=02;2") == "2" and ANSWER_READERS["arithmetic"]("2") is None
 
 
 def test_rewards_are_loaded_by_name():

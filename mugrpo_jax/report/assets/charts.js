@@ -1,8 +1,8 @@
 "use strict";
-// One chart of the report, from the data of `charts.py`, with BokehJS. `page.js` calls `drawChart`.
+// Draws one chart with BokehJS from the data of `charts.py`. `page.js` calls `drawChart`.
 const drawChart = (() => {
   const known = (values) => values.map((value) => (value === null ? NaN : value));
-  const name = (item) => `run-${item.run}`;  // what belongs to a run is switched off with it
+  const name = (item) => `run-${item.run}`;  // parts with the name of a run are switched off with it
 
   function newFigure(chart, options) {
     const figure = Bokeh.Plotting.figure({
@@ -37,7 +37,7 @@ const drawChart = (() => {
     }));
   }
 
-  // The lines of one run that share a style are one glyph.
+  // All lines of one run with the same style form one glyph.
   function addStrokes(figure, lines) {
     const source = new Bokeh.ColumnDataSource({ data: {
       xs: lines.map((line) => known(line.xs)), ys: lines.map((line) => known(line.ys)),

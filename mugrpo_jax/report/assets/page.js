@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts one by one, keeps their colours those of the page, and shows the samples.
+// Draws the charts one by one in the colours of the page, and shows the samples.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
@@ -32,7 +32,7 @@
     if (theme === "system") delete root.dataset.theme; else root.dataset.theme = theme;
     button.textContent = `theme: ${theme}`;
     repaint();
-    try { localStorage.setItem("mugrpo-theme", theme); } catch { /* a page without storage forgets */ }
+    try { localStorage.setItem("mugrpo-theme", theme); } catch { /* no storage: the theme is not remembered */ }
   }
   let theme = "system";
   try { theme = localStorage.getItem("mugrpo-theme") || theme; } catch { /* as above */ }
@@ -42,8 +42,8 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
-  // A canvas cannot be drawn anew while a page goes to the printer: the style sheet scales it to the column of
-  // the paper and turns what was drawn for a dark screen into its opposite.
+  // A canvas cannot be redrawn for printing. The style sheet scales it to the width of a printed column and
+  // inverts the colours of a chart that was drawn for a dark screen.
   addEventListener("beforeprint", () => {
     for (const chart of document.querySelectorAll(".chart")) {
       chart.style.setProperty("--screen-width", `${chart.clientWidth}px`);
@@ -53,7 +53,7 @@
 
   // -- charts
 
-  const hidden = new Set();  // runs that are switched off
+  const hidden = new Set();  // numbers of the runs that are switched off
 
   function showRuns(figure) {
     for (const part of [...figure.renderers, ...figure.center]) {

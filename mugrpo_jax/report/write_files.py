@@ -1,4 +1,4 @@
-"""A report as files: the page, one figure of the essentials, or every figure by itself."""
+"""Write a report to files: the page, the overview figure, or every figure in a file of its own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 def write(runs: Sequence[History], out: Path, *, figures: Path | None = None) -> None:
-    """Write the report of these runs; the ending of `out` says what it is, `figures` is a folder for all."""
+    """Write the page (.html) or the overview figure to `out`, and all figures into the folder `figures`."""
     if out.suffix not in (".html", *_PICTURES):
         raise ConfigError(f"{out}: {out.suffix or 'no ending'}; possible: .html, {', '.join(_PICTURES)}")
     folders = [run.folder.resolve() for run in runs]
@@ -23,7 +23,7 @@ def write(runs: Sequence[History], out: Path, *, figures: Path | None = None) ->
     if out.suffix == ".html":
         write_page(runs, out)
     else:
-        from mugrpo_jax.report.figures import overview
+        from mugrpo_jax.report.figures import overview  # here, because matplotlib loads slowly
 
         overview(runs).savefig(out)
     if figures is not None:
@@ -31,7 +31,7 @@ def write(runs: Sequence[History], out: Path, *, figures: Path | None = None) ->
 
 
 def write_figures(runs: Sequence[History], folder: Path) -> None:
-    """Every figure that has something to show, as SVG and PNG, named after its function in `figures`."""
+    """Write every figure that has data, as SVG and PNG, named after its function in `figures`."""
     from mugrpo_jax.report import figures
 
     folder.mkdir(parents=True, exist_ok=True)

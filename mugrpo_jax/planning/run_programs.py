@@ -1,11 +1,11 @@
-"""The programs of a run, lowered without any array and compiled for devices that need not be there."""
+"""The programs of a run, lowered with abstract arrays and compiled for devices that need not be present."""
 
 import dataclasses
 import functools
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models, training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.models import ModelConfig, make_mesh
 from mugrpo_jax.models.sharding import batch_sharding
-from mugrpo_jax.planning.chips import Topology
-from mugrpo_jax.planning.costs import Cost, Program
+from mugrpo_jax.planning.chips import Chip, Topology
+from mugrpo_jax.planning.program_cost import Cost, HloProgram
+from mugrpo_jax.planning.run_plan import RunPlan, abstract_state, bytes_on_device
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import (
@@ -32,8 +33,8 @@ from mugrpo_jax.sampling.programs import (
 )
 from mugrpo_jax.setup.run_setup import step_options, update_buckets
 
-# Instructions are packed without search: machine code takes most of the time and decides neither memory nor
-# messages.
+# The naive packer skips the search for good machine code, which takes most of the compile time and changes
+# neither memory nor messages.
 _TPU_OPTIONS = {"xla_jf_naive_bundle_packer": True, "xla_dump_hlo_as_text": True}
 _REFUSED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -44,12 +45,12 @@ class CompiledProgram:
     """One program on one device.
 
     Attributes:
-      name: what it does, and its shape.
-      resident: bytes on the device that are not its arguments but stay beside it.
-      arguments: bytes it is given.
-      outputs: bytes it returns in memory of their own, not in that of its arguments.
-      temporaries: bytes it needs while it runs.
-      cost: what a call costs; None where the compiler refused it.
+      name: what it does, and its shape. The first word is its kind.
+      resident: bytes of other arrays that are on the device while it runs.
+      arguments: bytes of its arguments.
+      outputs: bytes of its outputs, without those that reuse the memory of arguments.
+      temporaries: bytes that it needs only while it runs.
+      cost: cost of one call; None if the compiler refused the program because of its memory.
     """
 
     name: str
@@ -61,21 +62,35 @@ class CompiledProgram:
 
     @property
     def peak(self) -> int:
-        """Most bytes on the device while it runs."""
+        """Most bytes in use on the device while it runs."""
         return self.resident + self.arguments + self.outputs + self.temporaries
+
+    @property
+    def kind(self) -> str:
+        """`update`, `optimizer`, `prefill` or `decode`."""
+        return self.name.split()[0]
+
+    def fits(self, chip: Chip) -> bool:
+        """Whether it compiled and fits into the chip's memory."""
+        return self.cost is not None and self.peak <= chip.usable_memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A program that is ready to be compiled; `lower` is called when its turn comes."""
+    """A program to be compiled; `lower()` lowers it."""
 
     name: str
     resident: int
     lower: Callable[[], Any]
 
+    @property
+    def kind(self) -> str:
+        """`update`, `optimizer`, `prefill` or `decode`."""
+        return self.name.split()[0]
+
 
 def compile_program(program: Lowered, topology: Topology) -> CompiledProgram:
-    """Compile for a topology; a program that the compiler refuses for its memory comes back without costs."""
+    """Compile a program for a topology. If the compiler refuses it because of its memory, `cost` is None."""
     lowered = program.lower()
     try:
         compiled, text = _compile(lowered, topology)
@@ -92,7 +107,7 @@ def compile_program(program: Lowered, topology: Topology) -> CompiledProgram:
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
-        cost=Program(text, len(topology.devices)).cost(),
+        cost=HloProgram(text, len(topology.devices)).cost(),
     )
 
 
@@ -100,38 +115,48 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
     if topology.devices[0].platform != "tpu":
         compiled = lowered.compile()
         return compiled, compiled.as_text()
-    # The text comes from the compiler's own dump: jaxlib cannot always read programs of a newer libtpu.
+    # Read the text from the compiler's dump: jaxlib cannot always read programs of a newer libtpu.
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # Nor can a program for devices that are not there be read back from the compilation cache.
+        # Programs for absent devices cannot be read back from the compilation cache either.
         warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
         compiled = lowered.compile(compiler_options=_TPU_OPTIONS | {"xla_dump_to": folder})
         texts = [path.read_text() for path in Path(folder).glob("*jit_*.after_optimizations.txt")]
     return compiled, max(texts, key=len)
 
 
+def lowered_programs(run: RunPlan, host: Sequence[Any] | None = None) -> list[Lowered]:
+    """All programs of a planned run to compile; `host` are devices to sample on instead of the plan's own."""
+    updates = UpdatePrograms(run.config, run.model, run.mesh)
+    programs = list(updates.lowered())
+    if run.sampler is not None:
+        sampler = run.sampler
+        if sampler.mesh is None or host is not None:  # without a mesh, jax would take this machine's device
+            devices = host or [run.mesh.devices.flat[0]]
+            mesh = make_mesh(data=-1, tensor=run.config.mesh.sampling_tensor, devices=devices)
+            sampler = dataclasses.replace(sampler, mesh=mesh)
+        programs += sampler_programs(sampler, run.config, updates.state_bytes)
+    return programs
+
+
 class UpdatePrograms:
-    """The update step of a config on a mesh, on abstract arrays."""
+    """The update step of a config on a mesh, with abstract arrays."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
-        graphdef, params = models.abstract(model)
+        graphdef, _ = models.abstract(model)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates)
-        state = jax.eval_shape(
-            functools.partial(training.init_state, optimizer=optimizer, track_drift=config.track_drift),
-            params,
-        )
-        self.state = _placed(state, training.state_sharding(mesh, state))
+        self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
-            graphdef, config.objective.build(), optimizer, mesh, step_options(config), state=state
+            graphdef, config.objective.build(), optimizer, mesh, step_options(config), state=self.state
         )
 
     @property
     def state_bytes(self) -> int:
-        """Of the whole training state on one device."""
+        """Bytes of the whole training state on one device."""
         return bytes_on_device(self.state)
 
     def lowered(self) -> Iterator[Lowered]:
-        """The gradient of the micro-batches that decide about memory, and the optimizer's step."""
+        """The gradient of the largest micro-batch shapes, and the optimizer's step."""
         buckets = update_buckets(self.config, self.mesh)
         for shape in largest_shapes(buckets):
             yield Lowered(
@@ -161,7 +186,7 @@ class UpdatePrograms:
 
 
 def largest_shapes(buckets: Buckets) -> list[Shape]:
-    """The micro-batch shapes that no other exceeds both in tokens and in length: the others need no more."""
+    """The micro-batch shapes that need most memory: no other shape has as many tokens in rows as long."""
     return [
         shape
         for shape in buckets.shapes
@@ -174,7 +199,7 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Lowered]:
-    """Prefill of the longest prompts, decoding with the longest read, decoding as evaluation truncates."""
+    """Prefill of the longest prompts, decoding that reads the whole cache, and decoding with top-p."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
@@ -206,17 +231,3 @@ def _mesh(plan: SamplerPlan) -> Mesh:
     if plan.mesh is None:
         raise ValueError("sampler: to be compiled ahead of time it needs a mesh, even of one device")
     return plan.mesh
-
-
-def bytes_on_device(tree: Any) -> int:
-    """Bytes of an abstract tree on one device."""
-    leaves = jax.tree.leaves(tree)
-    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in leaves)
-
-
-def _placed(tree: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )

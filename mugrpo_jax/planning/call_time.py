@@ -1,25 +1,25 @@
-"""How long programs take, from what they cost and what a chip can do: a rule of thumb, spelled out."""
+"""Estimate how long one call of a program takes, from its cost and the chip's peaks. A rule of thumb."""
 
 import dataclasses
 
 from mugrpo_jax.planning.chips import Chip
-from mugrpo_jax.planning.costs import Cost
+from mugrpo_jax.planning.program_cost import Cost
 
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """The shares of the published peaks that programs reach, and how long answers are.
+    """The shares of the published peaks that programs reach, and the mean lengths of prompts and responses.
 
-    The first two are near what the update (55 % with attention and recomputed logits counted) and decoding
-    (four fifths of the bandwidth) were measured to reach on one H200; the others are guesses.
+    `compute` and `memory` are close to measurements on one H200: updates reached 55 % of the FLOP/s, counting
+    attention and recomputed logits, and decoding reached 80 % of the bandwidth. The others are guesses.
 
     Attributes:
-      compute: of the FLOP/s, in matrix products.
-      memory: of the memory's bandwidth.
-      link: of the bandwidth between chips.
+      compute: share of the peak FLOP/s that matrix products reach.
+      memory: share of the memory's bandwidth.
+      link: share of the bandwidth between chips.
       occupancy: share of the slots that are busy while a stage is generated.
       response: mean length of a response, as a share of the longest.
-      prompt: mean length of a prompt, likewise.
+      prompt: mean length of a prompt, as a share of the longest.
     """
 
     compute: float = 0.55
@@ -39,8 +39,8 @@ class Assumptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Time of one call by what it waits for."""
+class CallTime:
+    """Seconds that one call of a program spends on matrix products, memory traffic and messages."""
 
     compute: float
     memory: float
@@ -48,25 +48,25 @@ class Seconds:
 
     @property
     def overlapped(self) -> float:
-        """Where the three go on at the same time: the longest of them."""
+        """The call takes this long if the three run at the same time: the longest of them."""
         return max(self.compute, self.memory, self.link)
 
     @property
     def added(self) -> float:
-        """Where they follow each other, as in a decode step of small products."""
+        """The call takes this long if the three run one after the other, as in a decode step."""
         return self.compute + self.memory + self.link
 
     @property
     def bound(self) -> str:
-        """What the call waits for."""
+        """Which of the three takes longest."""
         return max(("compute", "memory", "link"), key=lambda name: getattr(self, name))
 
 
-def seconds(cost: Cost, chip: Chip, assumed: Assumptions) -> Seconds | None:
-    """Time of one call; None on a chip without published peaks."""
+def call_time(cost: Cost, chip: Chip, assumed: Assumptions) -> CallTime | None:
+    """Estimated time of one call; None for a chip without published peaks."""
     if chip.flops is None or chip.bandwidth is None or chip.link is None:
         return None
-    return Seconds(
+    return CallTime(
         compute=cost.flops / (chip.flops * assumed.compute),
         memory=cost.bytes / (chip.bandwidth * assumed.memory),
         link=cost.sent / (chip.link * assumed.link),

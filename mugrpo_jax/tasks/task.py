@@ -1,4 +1,4 @@
-"""What a task is: problems to train on, problems held out, and the reward that judges a response."""
+"""What a task is: problems to train on, problems held out for tests, and a reward that scores responses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ Prompt = str | tuple[Message, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and what is needed to judge and to imitate an answer.
+    """One prompt with its answer.
 
     Attributes:
-      id: unique within its part of a task.
+      id: unique among the training problems, or among the test problems, of a task.
       prompt: plain text, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's template.
-      answer: the gold answer, in the form its reward expects.
-      solution: a response a model could have written, for a warm start; None where there is none.
+      answer: the right answer, in the form that the reward expects.
+      solution: a worked solution, to train on in a warm start; None if there is none.
     """
 
     id: str
@@ -30,7 +30,7 @@ RewardFunction = Callable[[str, Problem], float]
 
 @dataclass(frozen=True)
 class Task:
-    """Problems in two disjoint parts and the name of the reward, as `load_reward` understands it."""
+    """Problems to train on, other problems to test on, and the name of the reward for `load_reward`."""
 
     name: str
     train: Sequence[Problem]
@@ -38,8 +38,13 @@ class Task:
     reward: str
 
 
+def as_prompt(text: str, chat: bool) -> Prompt:
+    """The text as a user's message for a chat template, or as plain text that ends with a line break."""
+    return ({"role": "user", "content": text},) if chat else text + "\n"
+
+
 class LazyProblems(Sequence[Problem]):
-    """Problems made when asked for: `make(i)` must depend on `i` alone. Slices are lazy too."""
+    """A sequence that makes each problem when it is read. `make(i)` must depend only on `i`."""
 
     def __init__(self, make: Callable[[int], Problem], indices: range):
         self._make = make

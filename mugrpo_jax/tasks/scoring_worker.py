@@ -1,7 +1,7 @@
-"""A scoring worker: reads responses from its standard input, writes their scores, one JSON line each.
+"""A scoring worker: reads responses from standard input and writes their scores, one JSON line each.
 
-Started by `scoring.ScoringPool` as a script, so that it begins with nothing of the parent; the first line
-tells it the reward and its limits.
+`scoring.ScoringPool` starts it as a script, so that it shares no state with the parent. The first line
+that it reads names the reward and the limits.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 def main() -> None:
     """Serve until standard input ends."""
-    # The conversation keeps its own descriptor: what a reward prints goes to standard error.
+    # Scores go to a copy of standard output; whatever a reward prints is redirected to standard error.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     hello = json.loads(sys.stdin.buffer.readline() or "null")
@@ -27,24 +27,24 @@ def main() -> None:
         limit = hello["memory_mb"] * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    from mugrpo_jax.tasks.base import Problem
     from mugrpo_jax.tasks.rewards import load_reward
-    from mugrpo_jax.tasks.scoring import judge
+    from mugrpo_jax.tasks.scoring import call_reward
+    from mugrpo_jax.tasks.task import Problem
 
     reward = load_reward(hello["reward"])
     if hello["reward"] == "math":
         from mugrpo_jax.tasks.math_answers import same_answer
 
-        same_answer("x + 1", "y")  # imports sympy and builds its parser's tables outside any deadline
+        same_answer("x + 1", "y")  # loads sympy and its parser now, before any deadline
     out.write(b'{"ready": true}\n')
 
-    # The parent kills at the deadline. If the parent itself is gone, the alarm's default action does, in
-    # whatever code the worker is caught.
+    # The parent kills this process at the deadline. If the parent has died, the alarm ends this process, even
+    # in the middle of C code.
     patience = math.ceil(hello["deadline_s"]) + 10
     for line in sys.stdin.buffer:
         item = json.loads(line)
         signal.alarm(patience)
-        score = judge(reward, item["text"], Problem(**item["problem"]))
+        score = call_reward(reward, item["text"], Problem(**item["problem"]))
         signal.alarm(0)
         out.write(json.dumps(asdict(score)).encode() + b"\n")
 

@@ -1,9 +1,9 @@
-"""What a compiled program does on one device, read from its text: matrix products, memory traffic, messages.
+"""Count the FLOPs, memory traffic and messages of a compiled program on one device, from its HLO text.
 
-The compiler's own cost analysis counts the body of a loop once, and a model scanned over its layers is one
-loop. Here every loop whose length is known counts as often as it runs, and one that may end early, at another
-bound of the same counter, as often as it can run. One that ends for another reason, such as the decode loop
-when enough slots are free, counts once, so that its cost is that of a step.
+The compiler's own cost analysis counts the body of a loop once, although a scan over the layers runs it once
+per layer. Here the trip count multiplies the body. If a loop has several limits on one counter, the smallest
+limit counts. A loop that can end for another reason counts once: the cost of the decode loop is that of one
+step.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.planning.hlo import Instruction, Shape, parse
+from mugrpo_jax.planning.hlo_parser import Instruction, Shape, parse
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -23,17 +23,17 @@ _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
     | {"replica-id", "while", "conditional", "call", "opt-barrier", "domain"}
 )
-_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand holds what is written
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # operation: index of its new values
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """An exchange between devices.
+    """A collective operation: devices exchange data.
 
     Attributes:
       kind: one of `COLLECTIVES`.
-      result: its output, or outputs.
-      group: devices that take part.
+      result: shapes of its outputs.
+      group: number of devices that exchange with each other.
       count: how often it runs in one call of the program.
     """
 
@@ -44,7 +44,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes each device sends in one run, by the ring algorithms."""
+        """Bytes that each device sends each time, assuming ring algorithms."""
         whole = sum(shape.bytes for shape in self.result) * (
             self.group if self.kind == "reduce-scatter" else 1
         )
@@ -57,9 +57,9 @@ class Cost:
     """What one call of a program costs on one device.
 
     Attributes:
-      flops: of matrix products and of attention kernels.
-      bytes: read from and written to main memory, at least; fusions are taken at their edges.
-      collectives: all exchanges.
+      flops: FLOPs of matrix products and attention kernels.
+      bytes: lower bound of main memory traffic; of a fusion, only inputs and outputs count.
+      collectives: all collectives.
     """
 
     flops: float
@@ -68,11 +68,11 @@ class Cost:
 
     @property
     def sent(self) -> float:
-        """Bytes sent to other devices."""
+        """Bytes that each device sends to others."""
         return sum(c.sent * c.count for c in self.collectives)
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
-        """How many exchanges of each kind, and the bytes each device sends in them."""
+        """For each kind of collective, how many run and how many bytes each device sends."""
         kinds = [kind for kind in COLLECTIVES if any(c.kind == kind for c in self.collectives)]
         return {
             kind: (
@@ -83,15 +83,15 @@ class Cost:
         }
 
 
-class Program:
-    """The computations of a compiled program's text."""
+class HloProgram:
+    """A compiled program, parsed from its HLO text."""
 
     def __init__(self, text: str, devices: int) -> None:
         self.devices = devices
         self.entry, self.computations = parse(text)
 
     def cost(self) -> Cost:
-        """Of one call."""
+        """The cost of one call."""
         flops = bytes_ = 0.0
         collectives: dict[Any, Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
@@ -99,7 +99,7 @@ class Program:
             if not fused:
                 bytes_ += count * self._traffic(instruction, table)
             if exchange := self._collective(instruction, count):
-                # One that goes on behind several fusions, or steps of a loop, stands in each: by its channel.
+                # A collective appears in every fusion that it overlaps with: count each channel once.
                 channel = re.search(r"channel_id=\d+", instruction.attributes)
                 shapes = tuple(shape.dims for shape in exchange.result)
                 key = exchange.kind, shapes, channel[0] if channel else instruction.name
@@ -110,7 +110,7 @@ class Program:
     def _walk(
         self, name: str, count: int, fused: bool
     ) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int, bool]]:
-        """Every instruction that runs, the table its operands are in, how often, and whether in a fusion."""
+        """Every instruction that runs, its computation, how often it runs, and whether it is in a fusion."""
         table = self.computations[name]
         for instruction in table.values():
             if instruction.op == "while":
@@ -144,8 +144,11 @@ class Program:
     def _bounds(
         self, name: str, given: Mapping[int, Instruction] | None = None
     ) -> Iterator[tuple[int, int | None]]:
-        """Of every `counter < limit` in a loop's condition: which part of the loop's state the counter is, -1
-        for something else, and the limit where it is a constant. `given` are the arguments of a fusion."""
+        """Index of the counter and limit of each `counter < limit` in a loop's condition.
+
+        The index is a place in the loop's state, -1 for any other comparison. The limit is None unless it is
+        a constant. `given` are the arguments of the fusion that holds the condition.
+        """
         table = self.computations[name]
 
         def meant(operand: str) -> Instruction:
@@ -165,7 +168,7 @@ class Program:
                 yield from self._bounds(self._called(instruction)[0], inner)
 
     def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
-        """By how much a loop's counter grows; more than 1 in a loop that the compiler unrolled."""
+        """How much the counter grows per iteration; more than 1 if the compiler unrolled the loop."""
         root = _root(body)
         added = body.get(root.operands[index]) if root is not None and root.op == "tuple" else None
         if added is None or added.op not in ("add", "fusion"):
@@ -177,7 +180,7 @@ class Program:
         return constants[0] if len(constants) == 1 and constants[0] > 0 else 1
 
     def _fused_reduce_scatter(self, fusion: Instruction) -> Instruction | None:
-        """TPU programs spell a reduce-scatter as a fusion of an all-reduce and the slice that is kept."""
+        """On TPU a reduce-scatter is a fusion of an all-reduce and a slice; return it as one instruction."""
         called = next(iter(self._called(fusion)), None)
         inner = list(self.computations[called].values()) if called else []
         reduce = next((i for i in inner if i.op == "all-reduce"), None)
@@ -191,7 +194,7 @@ class Program:
             return None
         shapes = instruction.shapes
         if instruction.op.endswith("-start") and len(shapes) > 1:
-            shapes = (max(shapes, key=lambda shape: shape.bytes),)  # beside its operand and its flags
+            shapes = (max(shapes, key=lambda shape: shape.bytes),)  # the others are its operand and its flags
         group = 2 if kind == "collective-permute" else _group(instruction.attributes, self.devices)
         return Collective(kind, shapes, group, count) if group > 1 else None
 
@@ -210,7 +213,7 @@ class Program:
         return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:
-        """Its operands and outputs; of what is only sliced or updated in place, the slices."""
+        """Bytes of operands and outputs. If an array is only sliced or updated in place, the slice counts."""
         called = next(iter(self._called(fusion)), None)
         if called is None:
             return fusion.main_bytes + sum(operand.main_bytes for operand in operands)
@@ -252,7 +255,7 @@ def _flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
 
 
 def _convolution_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """TPU programs spell matrix products as convolutions, batched ones with the batch as a spatial axis."""
+    """On TPU a matrix product is a convolution. The batch of a batched product is a spatial axis."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         return 0.0
@@ -266,7 +269,7 @@ def _convolution_flops(instruction: Instruction, table: Mapping[str, Instruction
 
 
 def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> int:
-    """Pairs of an output and a tap along a spatial axis that meet an entry and not padding."""
+    """Number of (output, tap) pairs along a spatial axis that read an input entry and not padding."""
 
     def setting(name: str, default: str) -> str:
         found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_\-]+)", attributes)
@@ -279,7 +282,7 @@ def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> 
 
 
 def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """Products of an attention kernel, which the compiler does not see into; causal ones do half of them."""
+    """FLOPs of an attention kernel, whose inside is not in the text. A causal kernel does half of them."""
     products = next(
         (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
     )
@@ -295,7 +298,7 @@ def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) ->
     return products * 2.0 * queries.size * length / (2 if causal else 1)
 
 
-# Matrix products of length × length × width in a kernel, by a part of its name.
+# Number of matrix products (length × length × width) in a kernel, by a part of its name.
 _KERNELS = {
     "splash_mha_fwd": 2,
     "splash_mha_dq": 3,
@@ -306,7 +309,7 @@ _KERNELS = {
 
 
 def _group(attributes: str, devices: int) -> int:
-    """How many devices exchange with each other, from the ways in which replica groups are written."""
+    """Number of devices per replica group, from any of the ways in which groups are written."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return listed[1].count(",") + 1
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):

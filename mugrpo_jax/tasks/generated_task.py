@@ -1,8 +1,8 @@
-"""Problems from a seed: endless, with worked solutions, and held out by what they ask.
+"""Tasks whose problems are generated from a seed, with worked solutions.
 
-A draw is a function `draw(rng) -> (key, problem)`. The key says what the problem asks, whatever the order of
-its operands, and its hash alone decides between training and test: a test problem of any seed is in the
-training set of no seed, without a list of one in memory while the other is made.
+A generator is a function `draw(rng) -> (key, problem)`. Problems that ask the same, such as 3 + 5 and 5 + 3,
+have the same key. The hash of the key decides whether a problem is for training or for tests, so a
+test problem of one seed is never a training problem of any other seed.
 """
 
 import hashlib
@@ -12,22 +12,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from mugrpo_jax.tasks.base import LazyProblems, Problem, Task
+from mugrpo_jax.tasks.task import LazyProblems, Problem, Task
 
 Draw = Callable[[random.Random], tuple[str, Problem]]
 
-_HELD_OUT = 8  # one key in eight belongs to the test side
-_PATIENCE = 2000  # draws without a new problem before a space counts as exhausted
+_HELD_OUT = 8  # one key in eight is for tests
+_MOST_DRAWS = 2000  # after so many draws without a new problem we conclude that there are no more
 
 
 def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int, test: int) -> Task:
-    """A task of `train` lazily drawn problems, which may repeat, and `test` distinct ones."""
-    check_whole(name, "train", train, 0, sys.maxsize)
-    check_whole(name, "test", test, 0, sys.maxsize)
+    """A task of `train` training problems, drawn when they are read, and `test` different test problems."""
+    check_integer(name, "train", train, 0, sys.maxsize)
+    check_integer(name, "test", test, 0, sys.maxsize)
 
     def make(split: str, i: int) -> tuple[str, Problem]:
         rng = random.Random(f"{name}/{seed}/{split}/{i}")
-        for _ in range(_PATIENCE):
+        for _ in range(_MOST_DRAWS):
             key, problem = draw(rng)
             if _held_out(key) == (split == "test"):
                 return key, replace(problem, id=f"{name}-{split}-{seed}-{i}")
@@ -41,8 +41,8 @@ def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int,
     )
 
 
-def check_whole(name: str, argument: str, value: int, low: int, high: int) -> None:
-    """Refuse a setting that is not a whole number from `low` to `high`."""
+def check_integer(name: str, argument: str, value: int, low: int, high: int) -> None:
+    """Raise a `ValueError` unless the setting is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         bounds = f"not below {low}" if high == sys.maxsize else f"from {low} to {high}"
         raise ValueError(f"{name}: {argument} is {value!r}; possible: a whole number {bounds}")
@@ -53,13 +53,13 @@ def _held_out(key: str) -> bool:
 
 
 def _distinct(name: str, make: Callable[[int], tuple[str, Problem]], count: int) -> tuple[Problem, ...]:
-    """The first `count` problems with different keys; a test set with repeats would look more certain."""
+    """The first `count` problems with different keys; repeats would make the test error look too small."""
     found: dict[str, Problem] = {}
     last_new = 0
     for i in itertools.count():
         if len(found) == count:
             return tuple(found.values())
-        if i - last_new > _PATIENCE:
+        if i - last_new > _MOST_DRAWS:
             raise ValueError(f"{name}: test is {count}; possible at this difficulty: at most {len(found)}")
         key, problem = make(i)
         if key not in found:

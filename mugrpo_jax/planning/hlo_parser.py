@@ -1,4 +1,4 @@
-"""The text of a compiled program as computations of instructions."""
+"""Parse the text of a compiled program (HLO) into computations and their instructions."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array: its dtype, its dimensions, and whether it lies in the device's main memory."""
+    """An array: its dtype, its dimensions, and whether it is in the device's main memory."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -30,13 +30,13 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Size without the padding of a tiled layout."""
+        """Bytes, without the padding of a tiled layout."""
         return self.size * _SIZES.get(self.dtype, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One instruction: a line of a computation."""
 
     name: str
     op: str
@@ -47,17 +47,17 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of its outputs."""
+        """Bytes of its outputs."""
         return sum(shape.bytes for shape in self.shapes)
 
     @property
     def main_bytes(self) -> int:
-        """Of its outputs in main memory."""
+        """Bytes of its outputs that are in main memory."""
         return sum(shape.bytes for shape in self.shapes if shape.main)
 
 
 def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
-    """The name of the entry computation, and all computations by name, each a table of its instructions."""
+    """The name of the entry computation, and the instructions of each computation, by name."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -83,13 +83,13 @@ def _instruction(line: str) -> Instruction:
         Shape(dtype, tuple(int(d) for d in dims.split(",") if d), "S(" not in (layout or ""))
         for dtype, dims, layout in _SHAPE.findall(kind)
     )
-    # The number of a parameter and the value of a constant stand where operands do.
+    # The number of a parameter and the value of a constant are written in place of operands.
     attributes = inside[1:-1] if op in ("parameter", "constant") else attributes
     return Instruction(left.removeprefix("ROOT ").lstrip("%"), op, shapes, operands, attributes, root)
 
 
 def _take(text: str) -> tuple[str, str]:
-    """The parenthesis that `text` begins with, and what follows it."""
+    """Split `text` after the parenthesis that it begins with."""
     depth = 0
     for place, char in enumerate(text):
         depth += (char == "(") - (char == ")")

@@ -1,4 +1,4 @@
-"""The nearest setting that fits: settings are tightened one after the other, cheapest for speed first."""
+"""Find settings with which a run fits: change one after the other, those that slow it least first."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,15 @@ from tqdm import tqdm
 
 from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.planning.compiled_plan import CompiledPlan, lowered_programs, topology_mesh
-from mugrpo_jax.planning.programs import compile_program
+from mugrpo_jax.planning.chips import topology_mesh
+from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.run_plan import RunPlan, plan_run
+from mugrpo_jax.planning.run_programs import compile_program, lowered_programs
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:
-    """Overrides of the plan's config under which everything fits, found by compiling what did not."""
-    kinds = {program.name.split()[0] for program in plan.too_large} or {"update", "decode"}
+    """The first of the `candidates` with which the run fits. Each is compiled until one fits."""
+    kinds = {program.kind for program in plan.too_large} or {"update", "decode"}
     for overrides in candidates(plan):
         try:
             config = changed(plan.run.config, overrides)
@@ -27,9 +28,9 @@ def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple
 
 
 def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
-    """Ever stronger changes: to the update where that is too large, to the sampler where that is."""
+    """Overrides to try, each stronger than the one before: for the sampler, the update, or both."""
     config, run = plan.run.config, plan.run
-    large = {program.name.split()[0] for program in plan.too_large}
+    large = {program.kind for program in plan.too_large}
     steps: list[str] = []
     if large & {"prefill", "decode"} or run.sampler is None:
         devices = len(plan.topology.host_devices())
@@ -58,14 +59,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
-    """Whether the programs that were too large fit now; every change makes the others smaller too."""
-    wanted = [
-        program
-        for program in lowered_programs(run, plan.topology.host_devices())
-        if program.name.split()[0] in kinds
-    ]
-    for program in tqdm(wanted, desc="look for what fits", unit="program", disable=not progress):
-        compiled = compile_program(program, plan.topology)
-        if compiled.cost is None or compiled.peak > plan.capacity:
-            return False
-    return True
+    """Compile the kinds of programs that were too large. The others fitted, and every change shrinks them."""
+    wanted = [p for p in lowered_programs(run, plan.topology.host_devices()) if p.kind in kinds]
+    bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
+    return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)

@@ -1,0 +1,75 @@
+"""Compile the programs of a run for a topology, and check that they fit into its memory.
+
+    plan = compile_plan(config.load("configs/targets/qwen2.5_math_7b_v5e_64.yaml"), "v5e:8x8")
+    print(plan)
+
+These programs are compiled: the update step for the largest micro-batch shapes, the optimizer's step, prefill
+of the longest prompts, and decoding that reads the whole cache. The other programs need no more memory.
+"""
+
+import dataclasses
+
+from tqdm import tqdm
+
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.planning.call_time import Assumptions
+from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
+from mugrpo_jax.planning.compiled_plan import CompiledPlan
+from mugrpo_jax.planning.proposal import nearest_fit
+from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
+from mugrpo_jax.planning.run_programs import compile_program, lowered_programs
+from mugrpo_jax.setup.run_setup import policy_shape
+
+
+def compile_plan(
+    config: RunConfig,
+    topology: str | Topology,
+    *,
+    assumed: Assumptions | None = None,
+    propose: bool = True,
+    progress: bool = False,
+) -> CompiledPlan:
+    """Compile a run for a topology; its devices need not be present.
+
+    Args:
+      config: settings of the run.
+      topology: such as `v5p:2x2x4`; see `find_topology`.
+      assumed: assumptions for the estimated times.
+      propose: if the run does not fit, compile it with changed settings until it does.
+      progress: show a progress bar.
+    """
+    topology = find_topology(topology) if isinstance(topology, str) else topology
+    model = policy_shape(config)
+    mesh = topology_mesh(config, topology)
+    run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
+    bar = tqdm(
+        lowered_programs(run, topology.host_devices()),
+        desc=f"compile for {topology.name}",
+        unit="program",
+        disable=not progress,
+    )
+    programs = []
+    for program in bar:
+        bar.set_postfix_str(program.name)
+        programs.append(compile_program(program, topology))
+    plan = CompiledPlan(run, topology, tuple(programs), assumed or Assumptions())
+    if plan.fits or not propose:
+        return plan
+    return dataclasses.replace(plan, proposal=nearest_fit(plan, model, progress))
+
+
+def check_memory(run: RunPlan) -> None:
+    """Compile a planned run for its own devices; raise a `ConfigError` if it does not fit."""
+    if run.problem is not None:
+        raise ConfigError(f"memory: {run.problem}")
+    devices = list(run.mesh.devices.flat)
+    topology = Topology("of this run", chip_of(devices[0]), devices)
+    for program in lowered_programs(run):
+        compiled = compile_program(program, topology)
+        if not compiled.fits(topology.chip):
+            advice = "fewer slots" if program.name.startswith(("prefill", "decode")) else "more remat"
+            raise ConfigError(
+                f"memory: {program.name} takes {human(compiled.peak)} of a device's "
+                f"{human(topology.chip.memory)}; {advice} or more devices would help: `mugrpo plan` with "
+                "--topology looks for settings that fit"
+            )

@@ -1,0 +1,46 @@
+"""Compiled programs as a table for people and as plain data for JSON."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mugrpo_jax.planning.call_time import CallTime
+from mugrpo_jax.planning.run_plan import human
+from mugrpo_jax.planning.run_programs import CompiledProgram
+
+_HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FLOPs", "traffic", "messages"]
+
+
+def program_dict(program: CompiledProgram, time: CallTime | None) -> dict[str, Any]:
+    """A program's memory and costs under plain names."""
+    found = {
+        "name": program.name,
+        "resident": program.resident,
+        "arguments": program.arguments,
+        "outputs": program.outputs,
+        "temporaries": program.temporaries,
+        "peak": program.peak,
+    }
+    if program.cost is None:
+        return found | {"refused": True}
+    kinds = program.cost.by_kind()
+    return found | {
+        "flops": program.cost.flops,
+        "bytes": program.cost.bytes,
+        "collectives": {kind: {"count": n, "bytes": sent} for kind, (n, sent) in kinds.items()},
+        "seconds": time and dataclasses.asdict(time),
+    }
+
+
+def program_table(programs: Sequence[CompiledProgram]) -> list[str]:
+    """A header and one line per program, in columns."""
+    rows = [_HEADER]
+    for program in programs:
+        sizes = [program.resident, program.arguments, program.outputs, program.temporaries, program.peak]
+        costs = ["refused", "", ""]
+        if cost := program.cost:
+            sent = ", ".join(f"{n} × {kind} {human(sent)}" for kind, (n, sent) in cost.by_kind().items())
+            costs = [f"{cost.flops:.3g}", human(cost.bytes), sent or "none"]
+        rows.append([program.name, *map(human, sizes), *costs])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
