@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mugrpo_jax.planning.estimate import Seconds
 from mugrpo_jax.planning.programs import CompiledProgram
 from mugrpo_jax.planning.run_plan import human
+from mugrpo_jax.runs.text import text_table
 
 if TYPE_CHECKING:
     from mugrpo_jax.planning.compiled_plan import CompiledPlan
@@ -52,8 +53,7 @@ def table(plan: "CompiledPlan") -> list[str]:
         cost = program.cost
         costs = [f"{cost.flops:.3g}", human(cost.bytes), _messages(program)] if cost else ["refused", "", ""]
         rows.append([program.name, *map(human, sizes), *costs])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return text_table(rows).splitlines()
 
 
 def _messages(program: CompiledProgram) -> str:

@@ -16,7 +16,7 @@ import yaml
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
-from mugrpo_jax.models.io.loading import load_model
+from mugrpo_jax.models.io.loading import load_model, tiny_shape
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor, init_state
@@ -230,7 +230,7 @@ def test_the_plan_counts_what_the_run_writes(run, place):
 
 
 def test_the_plan_of_a_folder_reads_only_its_config(tmp_path, place):
-    shape = models.config.to_hf(models.loading.tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
+    shape = models.config.to_hf(tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
     (tmp_path / "config.json").write_text(json.dumps(shape))
     config = configs.load(place / "tiny.yaml", [f"model.source={tmp_path}"])
     one = models.make_mesh(devices=jax.devices()[:1])

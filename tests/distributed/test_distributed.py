@@ -16,6 +16,7 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.jax_internals import in_cluster
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
@@ -267,10 +268,10 @@ def test_a_port_in_use_is_named():
 
 
 def test_a_laptop_is_no_cluster(monkeypatch):
-    assert not distributed._in_cluster()
+    assert not in_cluster()
     for name, value in by_slurm(2)[0][0].items():
         monkeypatch.setenv(name, value)
-    assert distributed._in_cluster()
+    assert in_cluster()
 
 
 # -- checkpoints

@@ -10,7 +10,8 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.runs.folder import Journal, RunFolder, read_journal
+from mugrpo_jax.runs.folder import RunFolder
+from mugrpo_jax.runs.journal import Journal, read_journal
 from mugrpo_jax.runs.trackers import Harmless, TensorBoard, WandB, check_trackers, open_trackers
 
 
