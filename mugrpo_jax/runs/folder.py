@@ -35,7 +35,7 @@ class RunFolder:
         here = configs.to_dict(self.config)
         if path.exists():
             there = configs.to_dict(configs.load(path))  # keys that the file lacks have defaults
-            may_change = dict.fromkeys((*configs.ONLOOKERS, "mesh"))
+            may_change = dict.fromkeys((*configs.DISPLAY_SECTIONS, "mesh"))
             differing = configs.differing_keys(there | may_change, here | may_change)
             if differing:
                 raise ConfigError(

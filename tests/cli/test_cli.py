@@ -295,7 +295,7 @@ def test_transformers_loads_an_exported_model(run, tmp_path, command):
 
 
 def test_the_best_checkpoint_is_kept_and_found(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints(keep_last=1, keep_best=1))
+    store = CheckpointStore(tmp_path / "checkpoints", configs.CheckpointsSection(keep_last=1, keep_best=1))
     state = init_state({"w": jax.numpy.zeros(2)}, optax.sgd(1.0), track_drift=False)
     for updates, accuracy in ((0, None), (1, 0.5), (2, 0.9), (3, 0.1), (4, None)):
         store.save(state, Cursor(updates=updates), accuracy=accuracy)

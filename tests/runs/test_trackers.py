@@ -12,7 +12,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.runs.folder import RunFolder
 from mugrpo_jax.runs.journal import Journal, read_journal
-from mugrpo_jax.runs.trackers import Harmless, TensorBoard, WandB, check_trackers, open_trackers
+from mugrpo_jax.runs.trackers import FailSafeTracker, TensorBoard, WandB, check_trackers, open_trackers
 
 
 def update(number):
@@ -121,7 +121,7 @@ def test_a_tracker_that_fails_is_dropped_and_said(tmp_path, capsys):
             raise AssertionError("it was dropped")
 
     journal = Journal(tmp_path / "metrics.jsonl")
-    tracker = Harmless(Broken())
+    tracker = FailSafeTracker(Broken())
     journal.follow(tracker)
     journal.write(update(1))
     journal.write(update(2))
