@@ -1,8 +1,8 @@
 """`import mugrpo_jax` is fast and offers the few names that most programs need."""
 
+import os
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -22,9 +22,9 @@ def python(*arguments):
 def test_the_import_loads_nothing_heavy():
     code = """
 import sys, time
-before, started = set(sys.modules), time.perf_counter()
+before, started = set(sys.modules), time.process_time()
 import mugrpo_jax
-seconds, new = time.perf_counter() - started, set(sys.modules) - before
+seconds, new = time.process_time() - started, set(sys.modules) - before
 assert {"generate", "load_config", "load_model", "objectives", "train"} <= set(dir(mugrpo_jax))
 heavy = {"jax", "numpy", "flax", "yaml", "transformers"} & set(sys.modules)
 assert not heavy, heavy
@@ -52,11 +52,16 @@ def test_submodules_can_be_imported_first():
 
 def test_the_module_is_the_program():
     assert python("-m", "mugrpo_jax", "--version") == f"{mugrpo_jax.__version__}\n"
+    assert "usage: mugrpo " in python("-m", "mugrpo_jax", "--help")
+
+
+def test_the_help_is_fast():
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
-        assert "usage: mugrpo " in python("-m", "mugrpo_jax", "--help")
-        seconds.append(time.perf_counter() - started)
+        before = os.times()
+        python("-m", "mugrpo_jax", "--help")
+        after = os.times()  # time of the processor, which other programs on this machine do not change much
+        seconds.append(sum(after[2:4]) - sum(before[2:4]))
     assert min(seconds) < 0.3
 
 

@@ -32,3 +32,11 @@ def test_a_killed_run_finds_its_stages_and_evaluations_again(tmp_path):
     assert second.find("evaluation", 2) is None and second.find("evaluation", 0)["accuracy"] == 0.25
     second.write(RECORDS[3])
     assert without_times(map(json.loads, path.read_text().splitlines())) == RECORDS[:4]
+
+
+def test_elapsed_times_add_up_to_what_the_journal_saw(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl")
+    for number in range(3):
+        journal.write({"kind": "update", "updates": number, "seconds": {"update": 0.5}})
+    found = [record["seconds"] for record in read_journal(journal.path)]
+    assert all(0 <= seconds["elapsed"] < 5 and seconds["update"] == 0.5 for seconds in found)
