@@ -20,7 +20,7 @@ def test_one_process_agrees_with_itself():
 def test_a_user_error_of_another_host_is_raised_here(monkeypatch):
     monkeypatch.setattr(agree, "gather", lambda name, value: [value, "data.jsonl: no such file"])
     with (
-        pytest.raises(ConfigError, match="process 1: data.jsonl: no such file"),
+        pytest.raises(ConfigError, match=r"process 1: data\.jsonl: no such file"),
         distributed.together("load"),
     ):
         pass
