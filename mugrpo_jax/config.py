@@ -272,8 +272,8 @@ class RunConfig(Section):
             )
         if batch.equal_groups != "keep" and self.objective.name == "p3o":
             raise ConfigError(
-                f"batch.equal_groups: {batch.equal_groups} does not go with p3o, whose pull to the behavior "
-                "policy counts for responses without an advantage too; take keep"
+                f"batch.equal_groups: {batch.equal_groups} does not go with p3o, which also pulls "
+                "responses without an advantage to the behavior policy; use keep"
             )
         if self.overlong_buffer > self.sampling.max_response_tokens:
             raise ConfigError(
