@@ -1,6 +1,7 @@
-"""The configuration of a run: frozen dataclasses, YAML files, dotted overrides.
+"""The config of a run: frozen dataclasses, read from YAML files and overrides such as `batch.stages=2`.
 
-Every key has one default and one meaning, both here. Unknown keys are refused with the nearest known name.
+The default and the meaning of every key are here and nowhere else. An unknown key raises an error that names
+the nearest known key.
 """
 
 import dataclasses
@@ -18,8 +19,8 @@ import yaml
 from mugrpo_jax.objectives import ObjectiveConfig
 
 
-def key(default: Any, meaning: str, *, least: float | None = None) -> Any:
-    """A config field with its default, its meaning and the least value it may have."""
+def setting(default: Any, meaning: str, *, least: float | None = None) -> Any:
+    """A field of a config section: its default, its meaning and its smallest allowed value."""
     metadata = {"meaning": meaning, "least": least}
     if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
@@ -27,221 +28,232 @@ def key(default: Any, meaning: str, *, least: float | None = None) -> Any:
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run, with the key and what to do."""
+    """An error that the user can fix: it names the key, file or argument and says what to do."""
 
 
 class Section:
-    """Part of a config: its numbers are checked when it is built."""
+    """Base class of all sections of a config; it checks the smallest allowed values when it is built."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each section is one
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             least, value = field.metadata.get("least"), getattr(self, field.name)
             if least is not None and value is not None and value < least:
                 raise ConfigError(f"{field.name}: must be at least {least}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
-class TinyModel(Section):
-    """Shape of the embedded model, trained from scratch."""
+class TinyModelSection(Section):
+    """Shape of the built-in small model, which is trained from scratch."""
 
-    hidden_size: int = key(128, "model width", least=1)
-    num_layers: int = key(4, "number of layers", least=1)
-    num_heads: int = key(4, "attention heads", least=1)
-    num_kv_heads: int = key(4, "key-value heads", least=1)
-    intermediate_size: int = key(384, "MLP width", least=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Model(Section):
-    """Which policy is trained and how it is computed."""
-
-    source: str = key("tiny", "`tiny`, a Hugging Face folder, a .gguf file, a Hub name, or smollm2-135m")
-    tiny: TinyModel = key(TinyModel(), "shape when `source` is `tiny`")
-    compute_dtype: Literal["float32", "bfloat16"] = key(
-        "bfloat16", "dtype of the forward and backward pass; masters are float32"
-    )
-    sampling_dtype: Literal["float32", "bfloat16"] = key("bfloat16", "dtype of weights and cache in sampling")
-    remat: Literal["none", "dots", "full"] = key("dots", "what is recomputed in the backward pass")
-    scan_layers: bool = key(
-        True, "scan over layers (small programs) or unroll them (faster for small models)"
-    )
-    attention: Literal["auto", "xla", "cudnn", "splash"] = key("auto", "attention back end")
+    hidden_size: int = setting(128, "model width", least=1)
+    num_layers: int = setting(4, "number of layers", least=1)
+    num_heads: int = setting(4, "attention heads", least=1)
+    num_kv_heads: int = setting(4, "key-value heads", least=1)
+    intermediate_size: int = setting(384, "MLP width", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig(Section):
-    """Where prompts come from and how answers are scored."""
+class ModelSection(Section):
+    """The model that is trained, and how its programs compute."""
 
-    name: str = key("arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source")
-    options: dict[str, Any] = key({}, "options of that task, by name")
-    reward: str | None = key(
-        None, "reward function: math, exact, or your own module:function; None: the task's"
+    source: str = setting("tiny", "`tiny`, a Hugging Face folder, a .gguf file, a Hub name, or smollm2-135m")
+    tiny: TinyModelSection = setting(TinyModelSection(), "shape when `source` is `tiny`")
+    compute_dtype: Literal["float32", "bfloat16"] = setting(
+        "bfloat16", "dtype of the forward and backward pass; the optimizer keeps the weights in float32"
     )
-    scorers: int | None = key(
+    sampling_dtype: Literal["float32", "bfloat16"] = setting(
+        "bfloat16", "dtype of weights and key-value cache while sampling"
+    )
+    remat: Literal["none", "dots", "full"] = setting(
+        "dots", "what the backward pass recomputes to save memory; `dots`: all but matrix products"
+    )
+    scan_layers: bool = setting(True, "scan over the layers; false unrolls them, faster for small models")
+    attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
+        "auto", "implementation of attention; `auto` chooses one for the device"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSection(Section):
+    """Where the problems come from and how responses are scored."""
+
+    name: str = setting(
+        "arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source"
+    )
+    options: dict[str, Any] = setting({}, "options of this task")
+    reward: str | None = setting(None, "math, exact, or your own module:function; null: the task's reward")
+    scorers: int | None = setting(
         None,
-        "scoring processes; 0 scores in this process, without a deadline; None: 0 for the cheap built-in "
-        "rewards and one a core for others",
+        "number of scoring processes; 0 scores in the main process, without a deadline; null: 0 for the fast "
+        "built-in rewards, one per core for all others",
         least=0,
     )
-    deadline: float = key(5.0, "seconds after which scoring one answer is given up and counted", least=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling(Section):
-    """How rollouts are drawn. Raw by default: temperature 1, no truncation."""
-
-    temperature: float = key(1.0, "divides the logits; training applies the same")
-    max_prompt_tokens: int = key(1536, "longest prompt; a longer one is refused with its index", least=1)
-    max_response_tokens: int = key(2560, "longest response; what is cut there finishes by `length`", least=1)
-    slots: int | None = key(None, "sequences decoded at once; None plans them from device memory", least=1)
-    prompts_per_shard: int = key(
-        64, "prompts in one file of rollouts, the unit that survives a kill", least=1
+    deadline: float = setting(
+        5.0, "seconds to score one response; a response that takes longer scores 0 and is counted", least=0
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch(Section):
-    """The four batch sizes, and how often a stage's data is used."""
+class SamplingSection(Section):
+    """How responses are sampled for training; there is no top-k or top-p truncation."""
 
-    prompts_per_update: int = key(64, "prompts in one optimizer update", least=1)
-    responses_per_prompt: int = key(
-        8, "responses sampled for each prompt, the group of the advantage", least=2
+    temperature: float = setting(1.0, "divides the logits, in sampling and in training")
+    max_prompt_tokens: int = setting(1536, "longest prompt; a longer one is an error", least=1)
+    max_response_tokens: int = setting(
+        2560, "longest response; a response that reaches it has the finish reason `length`", least=1
     )
-    updates_per_stage: int = key(1024, "µ: updates between two generations", least=1)
-    stages: int = key(4, "generations in the run", least=1)
-    epochs_per_stage: int = key(1, "passes over a stage's data; µ updates in all", least=1)
-    tokens_per_micro_batch: int = key(32768, "tokens in one forward-backward pass, over all devices", least=1)
-    length_multiple: int = key(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
-    share_prompts: bool = key(False, "compute a prompt once for all its responses in a micro-batch")
-    equal_groups: Literal["keep", "skip", "drop"] = key(
+    slots: int | None = setting(None, "sequences decoded at once; null: as many as fit", least=1)
+    prompts_per_shard: int = setting(
+        64, "prompts per file of rollouts; a kill loses only unfinished files", least=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSection(Section):
+    """The four batch sizes, how often a stage uses its data, and the shape of micro-batches."""
+
+    prompts_per_update: int = setting(64, "prompts in one optimizer update", least=1)
+    responses_per_prompt: int = setting(
+        8, "responses per prompt; their rewards are compared to get advantages", least=2
+    )
+    updates_per_stage: int = setting(1024, "µ: optimizer updates per stage", least=1)
+    stages: int = setting(4, "generations in the run", least=1)
+    epochs_per_stage: int = setting(1, "passes over a stage's data, µ updates in total", least=1)
+    tokens_per_micro_batch: int = setting(
+        32768, "tokens in one forward and backward pass, on all devices together", least=1
+    )
+    length_multiple: int = setting(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
+    share_prompts: bool = setting(False, "compute each prompt once per micro-batch, not once per response")
+    equal_groups: Literal["keep", "skip", "drop"] = setting(
         "keep",
-        "groups whose rewards are all equal have no gradient: `skip` does not compute them (diagnostics, and "
-        "objectives that look at the whole batch, then miss them), `drop` takes them out of the denominator "
-        "too (as DAPO, without its resampling)",
+        "prompts whose responses all have the same reward, and so no gradient: `keep` computes them anyway; "
+        "`skip` does not (they are then missing in diagnostics and in objectives that use the whole batch); "
+        "`drop` also takes them out of the denominator (as DAPO, but without sampling others instead)",
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer(Section):
-    """AdamW."""
+class OptimizerSection(Section):
+    """The AdamW optimizer."""
 
-    learning_rate: float = key(1e-6, "peak learning rate", least=0)
-    schedule: Literal["constant", "cosine", "linear"] = key("constant", "shape after warm-up")
-    warmup_updates: int = key(0, "updates of linear warm-up", least=0)
-    beta1: float = key(0.9, "decay of the first moment", least=0)
-    beta2: float = key(0.999, "decay of the second moment", least=0)
-    eps: float = key(1e-8, "added to the root of the second moment", least=0)
-    weight_decay: float = key(0.01, "decoupled decay of matrices (norms and biases are exempt)", least=0)
-    grad_clip: float = key(1.0, "largest global gradient norm; 0 turns clipping off", least=0)
-    max_skipped: int = key(20, "non-finite updates, which are skipped, after which the run stops", least=0)
+    learning_rate: float = setting(1e-6, "peak learning rate", least=0)
+    schedule: Literal["constant", "cosine", "linear"] = setting(
+        "constant", "learning rate after the warm-up; `cosine` and `linear` fall to 0"
+    )
+    warmup_updates: int = setting(0, "updates in which the learning rate rises linearly from 0", least=0)
+    beta1: float = setting(0.9, "decay of the first moment", least=0)
+    beta2: float = setting(0.999, "decay of the second moment", least=0)
+    eps: float = setting(1e-8, "added to the square root of the second moment", least=0)
+    weight_decay: float = setting(0.01, "decoupled weight decay, not applied to norms and biases", least=0)
+    grad_clip: float = setting(1.0, "largest global norm of the gradient; 0 turns clipping off", least=0)
+    max_skipped: int = setting(
+        20, "updates with a non-finite gradient that are skipped before the run stops", least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStart(Section):
+class WarmStartSection(Section):
     """Supervised training on worked solutions before the first stage."""
 
-    updates: int = key(0, "updates; 0 skips the warm start", least=0)
-    rows_per_update: int = key(128, "solutions in one update", least=1)
-    problems: int | None = key(
-        None, "how many training problems to take the solutions from; None: all", least=1
-    )
-    learning_rate: float = key(1e-3, "peak learning rate, cosine to zero", least=0)
+    updates: int = setting(0, "optimizer updates; 0: no warm start", least=0)
+    rows_per_update: int = setting(128, "solutions in one update", least=1)
+    problems: int | None = setting(None, "number of training problems to use; null: all", least=1)
+    learning_rate: float = setting(1e-3, "peak learning rate; it falls to 0 as a cosine", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(Section):
-    """Held-out accuracy: before the first stage, after the last, and between."""
+class EvaluationSection(Section):
+    """Accuracy on held-out problems: before the first stage, between stages and after the last one."""
 
-    problems: int = key(256, "held-out problems; 0 turns evaluation off", least=0)
-    every: int | None = key(
-        None, "updates between evaluations, inside stages too; None: one after each stage", least=1
+    problems: int = setting(256, "held-out problems; 0 turns evaluation off", least=0)
+    every: int | None = setting(
+        None, "updates between evaluations, also inside a stage; null: one after each stage", least=1
     )
-    samples: int = key(1, "responses per problem", least=1)
-    temperature: float = key(1.0, "sampling temperature; 0 is greedy", least=0)
-    top_p: float = key(1.0, "nucleus truncation")
+    samples: int = setting(1, "responses per problem", least=1)
+    temperature: float = setting(1.0, "sampling temperature; 0 is greedy", least=0)
+    top_p: float = setting(1.0, "nucleus sampling; 1 keeps all tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints(Section):
-    """What is kept on disk."""
+class CheckpointsSection(Section):
+    """When checkpoints are saved and which are kept."""
 
-    every: int = key(
-        64, "updates between checkpoints inside a stage; each stage ends with one anyway", least=1
-    )
-    keep_last: int = key(2, "newest checkpoints kept", least=1)
-    keep_best: int = key(1, "checkpoints kept by held-out accuracy", least=0)
-    keep_stage_starts: bool = key(
-        False, "keep the checkpoint before every stage too, so that any stage can be replayed"
+    every: int = setting(64, "updates between checkpoints; each stage also ends with one", least=1)
+    keep_last: int = setting(2, "number of newest checkpoints to keep", least=1)
+    keep_best: int = setting(1, "number of checkpoints with the best held-out accuracy to keep", least=0)
+    keep_stage_starts: bool = setting(
+        False, "also keep the checkpoint before every stage, so that any stage can be replayed"
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshShape(Section):
-    """Devices along each axis; -1 takes what is left."""
+class MeshSection(Section):
+    """Number of devices along each mesh axis; -1 takes all remaining devices."""
 
-    data: int = key(1, "copies of the model")
-    fsdp: int = key(-1, "devices that share one copy's parameters and split the batch")
-    tensor: int = key(1, "devices that split heads, MLP and vocabulary")
-    sampling_tensor: int = key(
-        1, "devices of one host that split the weights in sampling; each host samples on its own", least=1
+    data: int = setting(1, "copies of the model")
+    fsdp: int = setting(-1, "devices that shard the parameters of one copy and split its batch")
+    tensor: int = setting(1, "devices that split attention heads, MLP and vocabulary")
+    sampling_tensor: int = setting(
+        1,
+        "devices of one host that split the weights while sampling; each host samples its own share",
+        least=1,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay(Section):
-    """A stage of another run, optimised again instead of generating."""
+class ReplaySection(Section):
+    """A stage of another run, whose stored rollouts are optimised again."""
 
-    run: str | None = key(None, "folder of the run whose rollouts are used; None: this run generates its own")
-    stage: int = key(0, "which of its stages", least=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Report(Section):
-    """The page that a run writes about itself, `report.html` in its folder."""
-
-    samples: int = key(
-        8, "responses of a stage (of 64 stages at most) shown token by token; 0: none", least=0
-    )
+    run: str | None = setting(None, "folder of the run with the rollouts; null: generate them")
+    stage: int = setting(0, "which stage of that run, from 0", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tracking(Section):
-    """Where metrics go beside `metrics.jsonl` in the run's folder."""
+class ReportSection(Section):
+    """The report that a run writes about itself, `report.html` in its folder."""
 
-    tensorboard: bool = key(False, "event files for TensorBoard, in `tensorboard` in the run's folder")
-    wandb: str | None = key(None, "name of a Weights & Biases project")
+    samples: int = setting(8, "responses per stage shown token by token, 64 stages at most; 0: none", least=0)
 
 
-# Sections that only look on: a run may continue with other values, its result is the same.
-ONLOOKERS = ("report", "tracking")
+@dataclasses.dataclass(frozen=True)
+class TrackingSection(Section):
+    """Where to send metrics in addition to `metrics.jsonl` in the run's folder."""
+
+    tensorboard: bool = setting(False, "write event files to `tensorboard` in the run's folder")
+    wandb: str | None = setting(None, "name of a Weights & Biases project; null: none")
+
+
+# Sections without effect on the results: a run may continue with other values.
+DISPLAY_SECTIONS = ("report", "tracking")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(Section):
     """Everything that defines a run."""
 
-    seed: int = key(0, "every random choice derives from it", least=0)
-    model: Model = key(Model(), "the policy")
-    task: TaskConfig = key(TaskConfig(), "prompts and rewards")
-    sampling: Sampling = key(Sampling(), "rollouts")
-    batch: Batch = key(Batch(), "batch sizes")
-    objective: ObjectiveConfig = key(ObjectiveConfig(), "the loss and its knobs")
-    advantage: Literal["std", "mean", "rloo", "batch_std"] = key("std", "how rewards become advantages")
-    overlong_buffer: int = key(
+    seed: int = setting(0, "all random numbers are derived from it", least=0)
+    model: ModelSection = setting(ModelSection(), "the model")
+    task: TaskSection = setting(TaskSection(), "problems and rewards")
+    sampling: SamplingSection = setting(SamplingSection(), "how responses are sampled")
+    batch: BatchSection = setting(BatchSection(), "batch sizes")
+    objective: ObjectiveConfig = setting(ObjectiveConfig(), "the loss and its settings")
+    advantage: Literal["std", "mean", "rloo", "batch_std"] = setting("std", "how rewards become advantages")
+    overlong_buffer: int = setting(
         0,
-        "tokens before sampling.max_response_tokens over which a penalty grows from 0 to 1 (DAPO); 0: none",
+        "length penalty of DAPO: it grows from 0 to 1 over this many tokens before "
+        "sampling.max_response_tokens; 0: no penalty",
         least=0,
     )
-    optimizer: Optimizer = key(Optimizer(), "AdamW")
-    warm_start: WarmStart = key(WarmStart(), "supervised start")
-    evaluation: Evaluation = key(Evaluation(), "held-out accuracy")
-    checkpoints: Checkpoints = key(Checkpoints(), "what is kept")
-    mesh: MeshShape = key(MeshShape(), "devices")
-    replay: Replay = key(Replay(), "optimise rollouts of another run")
-    report: Report = key(Report(), "the run's own page")
-    tracking: Tracking = key(Tracking(), "metrics elsewhere")
-    track_drift: bool = key(
-        True, "record parameter drift and gradient cosine (two more copies of the weights)"
+    optimizer: OptimizerSection = setting(OptimizerSection(), "AdamW")
+    warm_start: WarmStartSection = setting(WarmStartSection(), "supervised training before the first stage")
+    evaluation: EvaluationSection = setting(EvaluationSection(), "held-out accuracy")
+    checkpoints: CheckpointsSection = setting(CheckpointsSection(), "which checkpoints are kept")
+    mesh: MeshSection = setting(MeshSection(), "devices")
+    replay: ReplaySection = setting(ReplaySection(), "use the rollouts of another run")
+    report: ReportSection = setting(ReportSection(), "the run's report")
+    tracking: TrackingSection = setting(TrackingSection(), "TensorBoard and Weights & Biases")
+    track_drift: bool = setting(
+        True, "record parameter drift and gradient cosine; needs two more copies of the weights"
     )
 
     def __post_init__(self) -> None:
@@ -260,8 +272,8 @@ class RunConfig(Section):
             )
         if batch.equal_groups != "keep" and self.objective.name == "p3o":
             raise ConfigError(
-                f"batch.equal_groups: {batch.equal_groups} does not go with p3o, whose pull to the behavior "
-                "policy counts for responses without an advantage too; take keep"
+                f"batch.equal_groups: {batch.equal_groups} does not go with p3o, which also pulls "
+                "responses without an advantage to the behavior policy; use keep"
             )
         if self.overlong_buffer > self.sampling.max_response_tokens:
             raise ConfigError(
@@ -285,22 +297,22 @@ class RunConfig(Section):
 
     @property
     def prompts_per_stage(self) -> int:
-        """Prompts generated in one stage: its updates read each of them `epochs_per_stage` times."""
+        """Number of prompts in one stage; its updates use each of them `epochs_per_stage` times."""
         return self.batch.prompts_per_update * self.batch.updates_per_stage // self.batch.epochs_per_stage
 
     @property
     def total_updates(self) -> int:
-        """Updates in the whole run."""
+        """Number of updates in the whole run."""
         return self.batch.updates_per_stage * self.batch.stages
 
     @property
     def stages(self) -> range:
-        """The stages this run goes through: all of them, or the one it replays."""
+        """The stages of this run: all of them, or only the one that it replays."""
         replayed = range(self.replay.stage, self.replay.stage + 1)
         return range(self.batch.stages) if self.replay.run is None else replayed
 
     def rollout_fingerprint(self) -> str:
-        """Twelve hex digits that name what decides a rollout, given the policy's weights."""
+        """Twelve hex digits of all settings that, together with the weights, determine the rollouts."""
         group = self.batch.responses_per_prompt
         parts = {
             "seed": self.seed,
@@ -311,13 +323,13 @@ class RunConfig(Section):
         return _digest(parts | {"dtype": self.model.sampling_dtype})
 
     def rollout_identity(self, stage: int) -> dict[str, Any]:
-        """What makes the rollouts of a stage these and no others."""
+        """What determines the rollouts of a stage: settings, stage and the updates of the policy."""
         updates = stage * self.batch.updates_per_stage
         return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
 
     def fingerprint(self) -> str:
-        """Twelve hex digits that name this configuration, whoever looks on."""
-        return _digest({name: value for name, value in to_dict(self).items() if name not in ONLOOKERS})
+        """Twelve hex digits of the config, without `DISPLAY_SECTIONS`."""
+        return _digest({name: value for name, value in to_dict(self).items() if name not in DISPLAY_SECTIONS})
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -350,7 +362,7 @@ def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> Any:
-    """Build a config dataclass from plain data, checking names and types."""
+    """Build a config dataclass from nested dicts; check names and types."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
@@ -369,7 +381,7 @@ def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> A
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested data, as it stands in a YAML file."""
+    """The config as nested dicts, as in a YAML file."""
     out = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -379,7 +391,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two plain configs differ."""
+    """Dotted names of the keys in which two nested dicts differ, with both values."""
     out = []
     for name in sorted(set(a) | set(b)):
         left, right = a.get(name), b.get(name)
@@ -438,7 +450,7 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-6` as text; people mean the number."""
+    """A number from YAML 1.1, which reads `1e-6` as text and `1` as an integer."""
     if isinstance(value, str):
         try:
             return float(value)

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a run after a kill, finds the old content or the new one.
+    """Write a text file so that, even after a kill, its content is either the old one or the new one.
 
-    The text is flushed to disk under a temporary name, then renamed.
+    The text is written to disk under a temporary name, then renamed.
     """
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -19,7 +19,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,13 +28,18 @@ def flush(path: Path) -> None:
 
 
 def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple[int, Any]]:
-    """Line number (from 1) and value of every JSON line; nothing if the file does not exist.
+    """Yield the line number (from 1) and the value of every JSON line; nothing if the file does not exist.
 
-    A last line without a line break was cut off by a kill and is left out. Any other line that is not JSON is
-    a `ValueError` that names the file and the line, or is left out too with `skip_damaged`.
+    Empty lines are left out, and so is a last line without a line break, because a kill cut it off. Any other
+    line that is not JSON raises a `ValueError` that names the file and the line.
+
+    Args:
+      path: the file.
+      skip_damaged: leave out lines that are not JSON instead, and keep every line that is, also the last one
+        if only its line break is missing.
     """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(lines, 1):
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines if skip_damaged else lines[:-1], 1):
         if not line.strip():
             continue
         try:
@@ -49,7 +54,7 @@ def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple
 def cut_unfinished_line(path: Path) -> None:
     """Remove a last line that a kill cut off, so that the next line can be appended."""
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(end)

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from mugrpo_jax import models, objectives, training
-from mugrpo_jax.config import Optimizer
+from mugrpo_jax.config import OptimizerSection
 from mugrpo_jax.loop.pending_metrics import InFlight
 from mugrpo_jax.rollouts import Group, Rollout, Stage, Update, UpdateStream, plan_buckets
 
@@ -120,7 +120,7 @@ def stream(case: Case, stage: Stage, share: bool) -> UpdateStream:
 def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.TrainState]:
     """The update step of a run, and where it starts."""
     graphdef, params = models.create(case.bare.model)
-    optimizer = training.make_optimizer(Optimizer(), case.updates)
+    optimizer = training.make_optimizer(OptimizerSection(), case.updates)
     options = training.StepOptions(
         compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan, share_prompts=share
     )

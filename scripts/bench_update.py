@@ -29,7 +29,7 @@ import profiling
 from shapes import QWEN_1_5B, SMOLLM2_135M
 
 from mugrpo_jax import models, objectives, training
-from mugrpo_jax.config import Optimizer
+from mugrpo_jax.config import OptimizerSection
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.config import to_hf
 from mugrpo_jax.rollouts import Update
@@ -105,7 +105,7 @@ def settings(case: Case) -> dict[str, Any]:
 def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> float:
     """Time the gradient of one update; tokens a second."""
     graphdef, params = models.create(case.model)
-    optimizer = training.make_optimizer(Optimizer(), 1)
+    optimizer = training.make_optimizer(OptimizerSection(), 1)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
     state = jax.eval_shape(
         functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params

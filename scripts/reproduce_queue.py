@@ -17,7 +17,7 @@ from typing import Any
 from reproduce_collect import last, say, summary
 
 ROOT = Path(__file__).resolve().parent.parent
-MUGRPO = (sys.executable, "-m", "mugrpo_jax.cli.main")
+MUGRPO = (sys.executable, "-m", "mugrpo_jax")
 EVERY = 30.0  # seconds between two lines about what is under way
 SHOWN = 15  # last lines of the log of a run that failed
 

@@ -11,7 +11,7 @@ import sys
 
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.rollouts import store
-from mugrpo_jax.runs.folder import Journal
+from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 

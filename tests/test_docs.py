@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mugrpo_jax import cli, objectives
 from mugrpo_jax import config as configs
+from mugrpo_jax import objectives
+from mugrpo_jax.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,7 +90,7 @@ def test_python_blocks_run(name, tmp_path, monkeypatch):
 def test_commands_and_their_flags_exist(name):
     for arguments in commands(TEXTS[name]):
         try:
-            parsed = cli._parse(arguments)
+            parsed = cli.parse(arguments)
         except SystemExit:
             pytest.fail(f"{name}: mugrpo {shlex.join(arguments)}")
         configs.load(None, getattr(parsed, "overrides", []))  # keys and values
@@ -165,11 +166,11 @@ def test_every_key_is_in_the_config_page():
 
 def test_every_flag_is_in_the_commands_page(capsys):
     page = GENERATED["reference/commands.md"]
-    names = re.findall(r"^    (\w+) ", cli._parser().format_help(), re.M)
+    names = re.findall(r"^    (\w+) ", cli.parser().format_help(), re.M)
     assert len(names) >= 9
     for name in names:
         with pytest.raises(SystemExit):
-            cli._parser().parse_args([name, "--help"])
+            cli.parser().parse_args([name, "--help"])
         flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
         section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
         assert section and flags <= set(re.findall(r"--[a-z-]+", section[1])), name

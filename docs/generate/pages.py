@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from mugrpo_jax import cli, objectives
+from mugrpo_jax import objectives
+from mugrpo_jax.cli import main as cli
 from mugrpo_jax.config import RunConfig
 
 _TABLE = "| key | type | default | meaning |\n|---|---|---|---|"
@@ -98,7 +99,7 @@ def _knobs() -> str:
 
 def commands_page() -> str:
     """Every command with its arguments, as argparse knows them."""
-    parser = cli._parser()
+    parser = cli.parser()
     parts = ["# Command line", f"{parser.description} `mugrpo COMMAND --help` says the same in a terminal."]
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     for name, command in commands.choices.items():

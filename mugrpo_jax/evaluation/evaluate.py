@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.runs.text import text_table
 from mugrpo_jax.tasks import Problem, Score, Scorer
 from mugrpo_jax.tasks.scoring import failure
 
@@ -346,11 +347,7 @@ def as_table(results: Sequence[EvalResult]) -> str:
     if len(results) > 1:
         average: Mapping[str, Estimate] = average_results(results)
         lines.append(["average", "", "", *(_cell(average.get(metric)) for metric in metrics), "", "", ""])
-    widths = [max(map(len, column)) for column in zip(header, *lines)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
-        for line in [header, *lines]
-    )
+    return text_table([header, *lines])
 
 
 def _cell(estimate: Estimate | None) -> str:

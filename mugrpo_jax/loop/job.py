@@ -26,7 +26,8 @@ from mugrpo_jax.rollouts import Stage, UpdateStream, open_stage
 from mugrpo_jax.rollouts.generate import Responses
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
-from mugrpo_jax.runs.folder import RunFolder, Stopped, StopRequest
+from mugrpo_jax.runs.folder import RunFolder
+from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.run_setup import Policy, load_policy
 from mugrpo_jax.tasks import Task, load_task

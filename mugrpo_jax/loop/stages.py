@@ -23,7 +23,7 @@ import jax
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.loop.job import Job
-from mugrpo_jax.runs.folder import StopRequest
+from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.training import Cursor
 
 

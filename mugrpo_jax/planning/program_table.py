@@ -7,6 +7,7 @@ from typing import Any
 from mugrpo_jax.planning.call_time import CallTime
 from mugrpo_jax.planning.run_plan import human
 from mugrpo_jax.planning.run_programs import CompiledProgram
+from mugrpo_jax.runs.text import text_table
 
 _HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FLOPs", "traffic", "messages"]
 
@@ -42,5 +43,4 @@ def program_table(programs: Sequence[CompiledProgram]) -> list[str]:
             sent = ", ".join(f"{n} × {kind} {human(sent)}" for kind, (n, sent) in cost.by_kind().items())
             costs = [f"{cost.flops:.3g}", human(cost.bytes), sent or "none"]
         rows.append([program.name, *map(human, sizes), *costs])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return text_table(rows).splitlines()

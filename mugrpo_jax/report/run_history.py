@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.runs.folder import read_config, read_journal
+from mugrpo_jax.runs.folder import read_config
+from mugrpo_jax.runs.journal import read_journal
+from mugrpo_jax.runs.text import text_table
 
 PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
 
@@ -233,9 +235,7 @@ def summary(run: History) -> str:
         ]
         for stage in run.stages()
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in [header, *rows]]
-    return "\n".join(lines)
+    return "\n".join([*lines, text_table([header, *rows], align="right")])
 
 
 def _accuracy(run: History) -> list[str]:

@@ -16,7 +16,7 @@ from mugrpo_jax.rollouts import Stage
 from mugrpo_jax.rollouts.shard_writer import ShardCollector
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
-from mugrpo_jax.runs.folder import StopRequest
+from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.sampling import Request, read_ahead, request_seeds
 from mugrpo_jax.setup.run_setup import Policy
 from mugrpo_jax.tasks import Problem, Task
@@ -89,7 +89,13 @@ class Responses:
             for response in sampler.run(requests):
                 text = self.policy.tokenizer.decode(response.tokens)
                 collector.add(response, self._scorer.submit(text, problems[response.index]))
-                progress.show_sampling(bar, sampler, collector)
+                progress.show_sampling(
+                    bar,
+                    tokens=sampler.stats.tokens,
+                    occupancy=sampler.stats.occupancy,
+                    rewards=collector.reward,
+                    scored=collector.scored,
+                )
                 if self.stop.requested:
                     break
             sampled = time.monotonic()

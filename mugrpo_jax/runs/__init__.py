@@ -1,1 +1,1 @@
-"""The folder of a run and what is shown while it goes on: journal, stop signal, progress, trackers."""
+"""The folder of a run: journal, stop signal, progress, trackers, environment, compile times, text tables."""

@@ -1,4 +1,4 @@
-"""How long this process has been tracing and compiling, which no step of a run should be blamed for."""
+"""How long this process has traced and compiled programs, to report it apart from the time of updates."""
 
 import threading
 import time
@@ -9,13 +9,13 @@ _EVENTS = "/jax/core/compile/"
 
 
 class CompileClock:
-    """Wall time during which programs were traced, lowered or compiled, or read from the compilation cache.
+    """Wall time in which JAX traced, lowered or compiled programs or read them from the compilation cache.
 
-    JAX tells how long each of these took when it ends. What happens inside another one, or at the same time
-    in another thread, counts once.
+    JAX reports the duration of each of these events when it ends. Time in which events overlap (nested, or in
+    several threads) counts once.
 
     Attributes:
-      seconds: so far.
+      seconds: total so far.
 
     >>> clock = CompileClock()
     >>> clock.add(8.0, 10.0)
@@ -27,10 +27,10 @@ class CompileClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._lock = threading.Lock()
-        self._intervals: list[tuple[float, float]] = []  # apart from each other, in order
+        self._intervals: list[tuple[float, float]] = []  # sorted, without overlaps
 
     def add(self, start: float, end: float) -> None:
-        """Something went on from one moment to another."""
+        """Count the time from `start` to `end`."""
         with self._lock:
             while self._intervals and self._intervals[-1][1] >= start:
                 before, after = self._intervals.pop()
@@ -40,7 +40,7 @@ class CompileClock:
             self.seconds += end - start
 
     def listen(self, event: str, duration_secs: float, **about: str | int) -> None:
-        """Hear from `jax.monitoring` what has just ended."""
+        """Listener for `jax.monitoring`: count an event that has just ended."""
         if event.startswith(_EVENTS):
             now = time.monotonic()
             self.add(now - duration_secs, now)
@@ -50,7 +50,7 @@ _clock: CompileClock | None = None
 
 
 def compile_clock() -> CompileClock:
-    """The clock of this process; it runs from the first call on."""
+    """The clock of this process; it starts with the first call."""
     global _clock
     if _clock is None:
         _clock = CompileClock()

@@ -1,4 +1,4 @@
-"""What a run runs on, so that its report can say so."""
+"""Versions and devices of a run, for its report."""
 
 import importlib.metadata
 import platform
@@ -16,10 +16,10 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax")
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices of this process."""
+    """Versions of packages, commit, devices and start time of this process."""
     devices = Counter(device.device_kind for device in jax.devices())
     return {
-        "mugrpo_jax": __version__,  # not from the metadata: it may run from a source tree
+        "mugrpo_jax": __version__,  # package metadata may be missing or old in a source tree
         **({} if (commit := _commit()) is None else {"commit": commit}),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the source tree that this package runs from, `-dirty` if it was changed; None elsewhere."""
+    """The commit of this package's source tree, with `-dirty` if files changed; None if it is installed."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

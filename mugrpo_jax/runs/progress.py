@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: bars with the few numbers that matter, and lines beside them."""
+"""What a run prints while it works: progress bars with a few numbers, and lines between them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,28 +6,33 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from mugrpo_jax.rollouts.shard_writer import ShardCollector
-from mugrpo_jax.sampling import Sampler
 
+def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, scored: int) -> None:
+    """Count one more response on a bar; every 64 responses, update the numbers behind the bar.
 
-def show_sampling(bar: Any, sampler: Sampler, collector: ShardCollector) -> None:
-    """Count a response, and now and then the rate, the busy slots and the mean reward."""
+    Args:
+      bar: from `bar`.
+      tokens: sampled so far.
+      occupancy: share of the slots' decode steps that sampled a token.
+      rewards: sum of the rewards so far.
+      scored: number of responses with a reward so far.
+    """
     bar.update()
     if bar.n % 64 == 0:
-        reward = f"{collector.reward / collector.scored:.3f}" if collector.scored else "–"
-        rate = sampler.stats.tokens / max(bar.format_dict["elapsed"], 1e-9)
-        occupancy = f"{sampler.stats.occupancy:.0%}"
-        bar.set_postfix({"tok/s": f"{rate:,.0f}", "slots": occupancy, "reward": reward}, refresh=False)
+        rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+        reward = f"{rewards / scored:.3f}" if scored else "–"
+        numbers = {"tok/s": f"{rate:,.0f}", "slots": f"{occupancy:.0%}", "reward": reward}
+        bar.set_postfix(numbers, refresh=False)
 
 
 def headline(record: dict[str, Any]) -> dict[str, str]:
-    """The few numbers that matter while a stage is optimised."""
+    """The few metrics of an update that the progress bar shows."""
     chosen = {"reward": "reward", "veto": "vetoed/tokens", "ess": "ess/tokens", "gap": "gap/tokens"}
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
 def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    """No zero is silent: answers without an honest score are counted, one of each kind is named."""
+    """Print how many responses could not be scored, with one example of each status."""
     failed = {name: count for name, count in status.items() if name != "ok" and count}
     if failed:
         counts = ", ".join(
@@ -40,12 +45,12 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
-    """A progress bar, on the first host."""
+    """A progress bar; only process 0 shows it."""
     quiet = jax.process_index() > 0
     return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
 
 
 def say(text: str) -> None:
-    """A line beside the bars, on the first host."""
+    """Print a line without disturbing the progress bars; only process 0 prints it."""
     if jax.process_index() == 0:
         tqdm.write(text)

@@ -1,8 +1,8 @@
-"""Metrics elsewhere than in the journal: TensorBoard and Weights & Biases.
+"""Trackers send the metrics of the journal to TensorBoard and to Weights & Biases.
 
-The journal of a run is the truth; a tracker shows what stands in it. It is handed every record and, when a
-run continues from a checkpoint, the records that are left (`restart`): what was recorded behind the
-checkpoint is done again and must not stand there twice.
+A tracker gets every record of the journal. When a run continues from a checkpoint, the journal deletes the
+records after it and calls `restart` with the others: the run writes the deleted records again, and a tracker
+must not show them twice.
 """
 
 import importlib.util
@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mugrpo_jax.config import ConfigError, RunConfig, to_dict
+from mugrpo_jax.files import write_atomically
 
 Record = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Shows the records of a journal somewhere."""
+    """Shows the records of a journal in another program."""
 
     def restart(self, records: Sequence[Record]) -> None:
-        """Show these records and no others."""
+        """Show exactly these records."""
         ...
 
     def write(self, record: Record) -> None:
-        """Show one more."""
+        """Show one more record."""
         ...
 
     def close(self) -> None:
@@ -35,7 +36,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse a config whose trackers are not installed."""
+    """Raise an error if the package of a tracker in the config is not installed."""
     wanted = {
         "tensorboard": ("tensorboardX", config.tracking.tensorboard),
         "wandb": ("wandb", config.tracking.wandb is not None),
@@ -49,13 +50,13 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    """The trackers that a config asks for."""
+    """The trackers in the config."""
     trackers: list[Tracker] = []
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
     if config.tracking.wandb is not None:
         trackers.append(WandB(config.tracking.wandb, folder, to_dict(config)))
-    return [Harmless(tracker) for tracker in trackers]
+    return [FailSafeTracker(tracker) for tracker in trackers]
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
@@ -77,7 +78,7 @@ def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, floa
 
 
 class TensorBoard:
-    """Event files in a folder, one step an update; a run that continues writes them anew from its journal."""
+    """Event files in a folder, one step per update; a continued run writes them again from its journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,10 +106,11 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases whose steps are the lines of the journal, its x axis the updates.
+    """A run of Weights & Biases: its steps are the lines of the journal, its x axis is the number of updates.
 
-    Its steps only ever grow, and a repeated update gives the numbers it gave before. So lines that were sent
-    once are not sent again; `wandb.json` in the run's folder remembers the run's id and how many they are.
+    Weights & Biases accepts steps only in increasing order, and an update that is repeated after a kill gives
+    the same numbers. So a line is sent only once. The file `wandb.json` in the run's folder has the id of the
+    run and the number of lines sent.
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -141,7 +143,7 @@ class WandB:
         if self._line >= self._sent:
             self._run.log({**dict(scalars(record)), "updates": record["updates"]}, step=self._line)
             self._sent = self._line + 1
-            self._state.write_text(json.dumps({"id": self._run.id, "lines": self._sent}))
+            write_atomically(self._state, json.dumps({"id": self._run.id, "lines": self._sent}))
         self._line += 1
 
     def close(self) -> None:
@@ -149,8 +151,8 @@ class WandB:
         self._run.finish()
 
 
-class Harmless:
-    """A tracker that is dropped, with a word, when it fails: it must not end a run."""
+class FailSafeTracker:
+    """A tracker that prints its first error and then does nothing, so that it cannot end a run."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker: Tracker | None = tracker
@@ -172,7 +174,7 @@ class Harmless:
             return
         try:
             action(self._tracker)
-        except Exception as error:  # whatever a foreign package or a network may raise
+        except Exception as error:  # other packages and the network may raise anything
             name = type(self._tracker).__name__
             print(f"{name}: {error}; the run goes on with metrics.jsonl alone", file=sys.stderr)
             self._tracker = None

@@ -7,7 +7,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from mugrpo_jax.config import Checkpoints
+from mugrpo_jax.config import CheckpointsSection
 from mugrpo_jax.training.state import TrainState
 
 
@@ -32,7 +32,7 @@ class CheckpointStore:
     """Saves in the background, keeps the newest and the best, restores onto any mesh."""
 
     def __init__(
-        self, folder: Path, keep: Checkpoints | None = None, *, updates_per_stage: int | None = None
+        self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
     ) -> None:
         """Open a folder of checkpoints; without `keep` it is only read."""
         options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
@@ -101,7 +101,7 @@ def _accuracy(metrics: Any) -> float:
     return metrics["accuracy"]
 
 
-def _preserved(keep: Checkpoints, updates_per_stage: int | None) -> Any:
+def _preserved(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
     policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
     if keep.keep_best:
         policies.append(

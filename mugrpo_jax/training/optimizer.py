@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import optax
 
-from mugrpo_jax.config import Optimizer
+from mugrpo_jax.config import OptimizerSection
 
 
-def make_optimizer(config: Optimizer, total_updates: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerSection, total_updates: int) -> optax.GradientTransformation:
     """Clip by global norm, then AdamW; norms and biases are not decayed."""
     steps = []
     if config.grad_clip > 0:
@@ -26,7 +26,7 @@ def make_optimizer(config: Optimizer, total_updates: int) -> optax.GradientTrans
     return optax.chain(*steps)
 
 
-def learning_rate_schedule(config: Optimizer, total_updates: int) -> optax.Schedule:
+def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> optax.Schedule:
     """Linear warm-up, then constant, cosine to zero or linear to zero."""
     peak, warmup = config.learning_rate, config.warmup_updates
     rest = max(total_updates - warmup, 1)

@@ -17,7 +17,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.loop import preflight
-from mugrpo_jax.models.io.loading import load_model
+from mugrpo_jax.models.io.loading import load_model, tiny_shape
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor, init_state
@@ -231,7 +231,7 @@ def test_the_plan_counts_what_the_run_writes(run, place):
 
 
 def test_the_plan_of_a_folder_reads_only_its_config(tmp_path, place):
-    shape = models.config.to_hf(models.loading.tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
+    shape = models.config.to_hf(tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
     (tmp_path / "config.json").write_text(json.dumps(shape))
     config = configs.load(place / "tiny.yaml", [f"model.source={tmp_path}"])
     one = models.make_mesh(devices=jax.devices()[:1])
@@ -296,7 +296,7 @@ def test_transformers_loads_an_exported_model(run, tmp_path, command):
 
 
 def test_the_best_checkpoint_is_kept_and_found(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints(keep_last=1, keep_best=1))
+    store = CheckpointStore(tmp_path / "checkpoints", configs.CheckpointsSection(keep_last=1, keep_best=1))
     state = init_state({"w": jax.numpy.zeros(2)}, optax.sgd(1.0), track_drift=False)
     for updates, accuracy in ((0, None), (1, 0.5), (2, 0.9), (3, 0.1), (4, None)):
         store.save(state, Cursor(updates=updates), accuracy=accuracy)

@@ -16,6 +16,7 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.jax_internals import in_cluster
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
@@ -76,7 +77,7 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)} "
             "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-            "PYTHONPATH": str(out.parent),
+            "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[2])]),
             "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{len(processes)}"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
@@ -267,10 +268,10 @@ def test_a_port_in_use_is_named():
 
 
 def test_a_laptop_is_no_cluster(monkeypatch):
-    assert not distributed._in_cluster()
+    assert not in_cluster()
     for name, value in by_slurm(2)[0][0].items():
         monkeypatch.setenv(name, value)
-    assert distributed._in_cluster()
+    assert in_cluster()
 
 
 # -- checkpoints
@@ -287,7 +288,7 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
         intermediate_size=16,
     )
     params = models.create(shape)[1]
-    optimizer = training.make_optimizer(configs.Optimizer(), 10)
+    optimizer = training.make_optimizer(configs.OptimizerSection(), 10)
 
     def spread(mesh):
         state = training.init_state(params, optimizer, track_drift=True)
@@ -298,7 +299,7 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
     state = jax.tree.map(
         lambda x: x + jax.random.normal(next(noise), x.shape) if x.dtype == np.float32 else x + 3, state
     )
-    store = CheckpointStore(tmp_path / "checkpoints", configs.Checkpoints())
+    store = CheckpointStore(tmp_path / "checkpoints", configs.CheckpointsSection())
     store.save(state, Cursor(stage=1, updates=5))
     store.wait()
     devices = jax.devices()

@@ -18,7 +18,7 @@ from mugrpo_jax.loop.job import Job
 from mugrpo_jax.loop.pending_metrics import InFlight
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import micro_batches as batches
-from mugrpo_jax.runs.folder import Journal
+from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.setup.run_setup import load_policy
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, UpdateStep

@@ -97,7 +97,7 @@ def test_pages_take_a_small_share_of_a_run(config, run, monkeypatch):
         drawn.append(now[0])
         now[0] += 2.0
 
-    policy, params = load_policy(dataclasses.replace(config, report=configs.Report(samples=0)))
+    policy, params = load_policy(dataclasses.replace(config, report=configs.ReportSection(samples=0)))
     monkeypatch.setattr(live, "write_page", slow)
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     reporter = live.LiveReport(run, policy)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mugrpo_jax import models, objectives, rollouts, training
-from mugrpo_jax.config import Optimizer
+from mugrpo_jax.config import OptimizerSection
 
 MODEL = models.ModelConfig(
     vocab_size=48,
@@ -21,7 +21,7 @@ MODEL = models.ModelConfig(
     head_dim=8,
     intermediate_size=40,
 )
-SETTINGS = Optimizer(learning_rate=1e-2, weight_decay=0.1, grad_clip=0.5)
+SETTINGS = OptimizerSection(learning_rate=1e-2, weight_decay=0.1, grad_clip=0.5)
 
 
 def groups(count=8):
@@ -275,7 +275,7 @@ def test_norms_and_biases_are_not_decayed():
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_schedules_warm_up_and_end(schedule):
-    settings = Optimizer(learning_rate=1.0, schedule=schedule, warmup_updates=4)
+    settings = OptimizerSection(learning_rate=1.0, schedule=schedule, warmup_updates=4)
     rate = training.optimizer.learning_rate_schedule(settings, 20)
     assert rate(0) == 0
     assert float(rate(4)) == 1

@@ -1,0 +1,73 @@
+"""`mugrpo eval`: score a model on the held-out problems of tasks."""
+
+import argparse
+from pathlib import Path
+
+from mugrpo_jax.cli import arguments as shared
+
+SETTINGS = (
+    *("reward", "problems", "samples", "max_tokens", "temperature", "top_p"),
+    *("seed", "dtype", "slots", "step", "best"),
+)
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "eval",
+        run,
+        help="score a model on the held-out problems of tasks",
+        more="Shows avg@k, pass@k and majority@k with confidence intervals, for each task and their average. "
+        "After an interruption, the same command continues.",
+        example="mugrpo eval runs/first --best --task arithmetic --option difficulty=3 --out eval.jsonl",
+    )
+    parser.add_argument(
+        "model",
+        help="the folder of a run, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m",
+    )
+    shared.add_checkpoint(parser)
+    parser.add_argument(
+        "--task",
+        required=True,
+        type=lambda text: text.split(","),
+        metavar="TASK,TASK,...",
+        help="a generator, a preset, or `dataset`; for several tasks, their average is shown too",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="an option of all tasks, or TASK.key=value for one of them; repeatable",
+    )
+    parser.add_argument("--reward", help="math, exact, or your own module:function (default: the task's)")
+    parser.add_argument("--problems", type=int, help="only so many problems of each task (default: all)")
+    parser.add_argument("--samples", type=int, default=1, help="responses per problem (default: 1)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="every scored response, JSON lines, with the summary in FILE.summary.json; several tasks have a "
+        "file each, with .TASK before the suffix, and FILE.summary.json has their average",
+    )
+    shared.add_sampling(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax import evaluation
+    from mugrpo_jax.evaluation.benchmarks import benchmark, named_tasks
+    from mugrpo_jax.runs import progress
+
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
+    tasks = named_tasks(arguments.task, arguments.option, arguments.out)
+    results = []
+    for file, result in zip(tasks, benchmark(arguments.model, tasks, **settings)):
+        Path(f"{file}.summary.json").write_text(result.as_json() + "\n")
+        progress.say_unscored(result.name, result.statuses, result.examples)
+        results.append(result)
+    if len(results) > 1:
+        Path(f"{arguments.out}.summary.json").write_text(evaluation.average_as_json(results) + "\n")
+    print(evaluation.as_table(results))

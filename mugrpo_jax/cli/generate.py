@@ -1,0 +1,38 @@
+"""`mugrpo generate`: sample responses to the prompts of a file."""
+
+import argparse
+from pathlib import Path
+
+from mugrpo_jax.cli import arguments as shared
+
+SETTINGS = ("samples", "max_tokens", "temperature", "top_k", "top_p", "seed", "dtype", "slots")
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "generate",
+        run,
+        help="sample responses to the prompts of a file",
+        more="Reads one JSON object per line (`prompt` text or `prompt_tokens`) and writes one per response. "
+        "After an interruption, the same command continues.",
+        example="mugrpo generate --model smollm2-135m --prompts in.jsonl --out out.jsonl --samples 8",
+    )
+    parser.add_argument(
+        "--model", required=True, help="a Hugging Face folder, a .gguf file, or a name such as smollm2-135m"
+    )
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="prompts, JSON lines")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="responses, JSON lines")
+    parser.add_argument("--samples", type=int, default=1, help="responses per prompt (default: 1)")
+    shared.add_sampling(parser)
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens; 0 keeps all")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax.sampling import generate_file
+
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
+    written = generate_file(arguments.model, arguments.prompts, arguments.out, **settings)
+    print(f"{written} responses written to {arguments.out}")

@@ -1,0 +1,38 @@
+"""`mugrpo replay`: optimise a stage of a run again, from its stored rollouts."""
+
+import argparse
+from pathlib import Path
+
+from mugrpo_jax.cli import arguments as shared
+from mugrpo_jax.cli.train import plan_and_train
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "replay",
+        run,
+        help="optimise a stage of a run again without generating",
+        more="It starts from the run's checkpoint before that stage (checkpoints.keep_stage_starts=true "
+        "keeps them all), with the run's config and your changes to it.",
+        example="mugrpo replay runs/first --stage 1 objective.name=grpo --out runs/first-grpo",
+    )
+    shared.add_source_run(parser)
+    shared.add_overrides(parser)
+    parser.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
+    parser.add_argument("--out", type=Path, required=True, help="the new run's folder")
+    shared.add_hosts(parser)
+    shared.add_dry_run(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax import config as configs
+    from mugrpo_jax.runs.folder import read_config
+
+    replay = [f"replay.run={arguments.source.resolve()}", f"replay.stage={arguments.stage}"]
+    with shared.join_hosts(arguments):
+        read_config(arguments.source)  # for its clear error if the folder is not a run
+        config = configs.load(arguments.source / "config.yaml", [*arguments.overrides, *replay])
+        plan_and_train(config, arguments.out, dry_run=arguments.dry_run)

@@ -1,0 +1,42 @@
+"""`mugrpo report`: a page about one run, or about several side by side."""
+
+import argparse
+from pathlib import Path
+
+from mugrpo_jax.cli import arguments as shared
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "report",
+        run,
+        help="a page about one run, or several side by side",
+        more="Writes one HTML file that needs nothing else: learning, everything against staleness, time, "
+        "samples token by token, config. While a run is going on, it keeps its own RUN/report.html up to "
+        "date.",
+        example="mugrpo report runs/first runs/first-grpo -o comparison.html",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page, or with .png, .svg or .pdf one figure of the essentials "
+        "(default: RUN/report.html, for several runs ./report.html)",
+    )
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="also write every figure there, as SVG and PNG"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax import report
+
+    runs = [report.read_run(folder) for folder in arguments.runs]
+    out = arguments.out or (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
+    report.write(runs, out, figures=arguments.figures)
+    print("\n\n".join(report.summary(run) for run in runs), f"\n\nreport: {out}", sep="")

@@ -1,0 +1,42 @@
+"""`mugrpo rollouts`: describe what a run generated."""
+
+import argparse
+
+from mugrpo_jax.cli import arguments as shared
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "rollouts",
+        run,
+        help="what a run generated",
+        more="Shows counts, lengths, rewards, finish reasons, scoring statuses and sample texts.",
+        example="mugrpo rollouts runs/first --stage 0 --show 5 --reward 1:1",
+    )
+    shared.add_source_run(parser)
+    parser.add_argument("--stage", type=int, help="one stage, from 0 (default: all)")
+    parser.add_argument("--show", type=int, default=0, metavar="K", help="print K responses of each stage")
+    parser.add_argument("--reward", type=_interval, metavar="LOW:HIGH", help="only rewards from LOW to HIGH")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax.report import describe_rollouts
+
+    print(
+        describe_rollouts(
+            arguments.source, stage=arguments.stage, show=arguments.show, rewards=arguments.reward
+        )
+    )
+
+
+def _interval(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return float(low or "-inf"), float(high or "inf")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected LOW:HIGH, such as 0.5:1") from None

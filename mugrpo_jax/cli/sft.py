@@ -1,0 +1,28 @@
+"""`mugrpo sft`: only the supervised warm start of a config."""
+
+import argparse
+
+from mugrpo_jax.cli import arguments as shared
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "sft",
+        run,
+        help="only the supervised warm start of a config",
+        more="`train` with the same --out continues from it.",
+        example="mugrpo sft configs/quickstart.yaml warm_start.updates=500 --out runs/first",
+    )
+    shared.add_config(parser)
+    shared.add_run_folder(parser)
+    shared.add_hosts(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    from mugrpo_jax.loop import stages
+
+    with shared.join_hosts(arguments):
+        stages.warm_start(shared.load_config(arguments), shared.run_folder(arguments))

@@ -1,0 +1,53 @@
+"""`mugrpo train`: run all stages of a config, or continue them."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mugrpo_jax.cli import arguments as shared
+
+if TYPE_CHECKING:
+    from mugrpo_jax.config import RunConfig
+
+
+def add(commands: shared.Commands) -> None:
+    """Add the command to the program."""
+    parser = shared.add_command(
+        commands,
+        "train",
+        run,
+        help="run, or continue, all stages of a config",
+        more="After a kill or a stop, the same command continues. The plan is printed first.",
+        example="mugrpo train configs/quickstart.yaml batch.stages=2 --out runs/first",
+    )
+    shared.add_config(parser)
+    shared.add_run_folder(parser)
+    shared.add_hosts(parser)
+    shared.add_dry_run(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    with shared.join_hosts(arguments):
+        plan_and_train(shared.load_config(arguments), shared.run_folder(arguments), dry_run=arguments.dry_run)
+
+
+def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool) -> None:
+    """Print the plan, check that it fits into memory, then train; a dry run stops after the plan."""
+    import jax
+
+    from mugrpo_jax.loop import stages
+    from mugrpo_jax.loop.preflight import describe_data
+    from mugrpo_jax.planning import check_memory, plan_run
+
+    plan = plan_run(config)
+    if jax.process_index() == 0:
+        print(plan, flush=True)
+        if dry_run:
+            print(describe_data(config))
+    if dry_run:
+        return
+    # A CPU can swap, so its memory is checked only if the plan already names a problem.
+    if plan.problem is not None or jax.default_backend() != "cpu":
+        check_memory(plan)
+    stages.train(config, folder)

@@ -1,0 +1,84 @@
+"""How hosts exchange small values and agree on them, through the coordination service of `jax.distributed`.
+
+Arrays move between hosts inside jitted programs, not here. Every wait here has a limit. With one process,
+every function returns at once.
+"""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mugrpo_jax.config import ConfigError, differing_keys
+from mugrpo_jax.distributed.jax_internals import coordination_client
+
+BARRIER_MS = 3_600_000  # limit for slow hosts; the watcher notices a dead host much earlier
+_calls = itertools.count()
+
+
+def gather(name: str, value: Any) -> list[Any]:
+    """The values of all processes, in their order; a value is anything that JSON can hold.
+
+    All processes must make the same calls in the same order.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    client, call, mine = coordination_client(), next(_calls), jax.process_index()
+    assert client is not None
+    client.key_value_set(f"mugrpo/{call}/{mine}", json.dumps(value))
+    client.wait_at_barrier(f"mugrpo/{call}-{name}", BARRIER_MS)
+    found = dict(client.key_value_dir_get(f"mugrpo/{call}/"))
+    if call:  # all processes have passed this barrier, so all have read the values of the call before
+        client.key_value_delete(f"mugrpo/{call - 1}/{mine}")
+    return [json.loads(found[f"mugrpo/{call}/{i}"]) for i in range(jax.process_count())]
+
+
+def check_same(name: str, value: Mapping[str, Any]) -> None:
+    """Raise the same error on all hosts, with the differing keys, unless all hosts have the same value."""
+    first, *others = gather(name, value)
+    for i, other in enumerate(others, 1):
+        if differing := differing_keys(other, first):
+            raise ConfigError(
+                f"hosts disagree on the {name}: {'; '.join(differing)} (there: process {i}, here: "
+                "process 0); start all of them with the same command"
+            )
+
+
+@contextlib.contextmanager
+def together(name: str) -> Iterator[None]:
+    """A step that all hosts take: if any host raises a user error in it, all hosts raise it."""
+    failure: Exception | None = None
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        failure = error
+    failures = gather(name, None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    for process, message in enumerate(failures):
+        if message is not None:
+            raise ConfigError(f"process {process}: {message}")
+
+
+class Vote:
+    """Finds out whether any host says yes, in a program on the devices: asking does not block a host."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        everywhere = NamedSharding(mesh, P(mesh.axis_names))
+        no, yes = np.zeros(mesh.size, np.float32), np.ones(mesh.size, np.float32)
+        self._no, self._yes = (
+            jax.make_array_from_callback(ballots.shape, everywhere, ballots.__getitem__)
+            for ballots in (no, yes)
+        )
+        self._count = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+
+    def __call__(self, answer: bool) -> jax.Array:
+        """1.0 if any host says yes; the array is ready when the devices have computed it."""
+        return self._count(self._yes if answer else self._no)

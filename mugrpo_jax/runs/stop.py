@@ -1,0 +1,52 @@
+"""How a run is asked to stop, and how all its hosts stop at the same point."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+import jax
+
+from mugrpo_jax import distributed
+from mugrpo_jax.distributed import Stopped as Stopped
+
+
+class StopRequest:
+    """Sets a flag on SIGTERM or Ctrl-C, which the loops read; a second Ctrl-C interrupts at once.
+
+    Attributes:
+      requested: whether this host was asked to stop.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._agreed = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        distributed.share(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether to stop now; with several hosts, true only after all of them agreed at the same point."""
+        return self._agreed or (self.requested and jax.process_count() == 1)
+
+    def agree(self, answer: bool) -> None:
+        """Record what the hosts agreed on; after one yes, later answers change nothing."""
+        self._agreed |= answer
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping: finishing what is under way and saving; the same command continues", flush=True)

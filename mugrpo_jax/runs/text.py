@@ -1,0 +1,16 @@
+"""Text for terminals."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+
+def text_table(rows: Sequence[Sequence[str]], *, align: Literal["left", "right"] = "left") -> str:
+    """Rows of cells in columns, two spaces apart; the first row is usually the header.
+
+    >>> print(text_table([["stage", "reward"], ["0", "0.125"]], align="right"))
+    stage  reward
+        0   0.125
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    place = str.ljust if align == "left" else str.rjust
+    return "\n".join("  ".join(map(place, row, widths)).rstrip() for row in rows)

@@ -1,0 +1,25 @@
+"""What a run prints while it works."""
+
+from mugrpo_jax.runs import progress
+
+
+def test_the_numbers_behind_the_bar_change_every_64_responses():
+    with progress.bar(200, "stage 0: generate", "resp") as bar:
+        for number in range(1, 129):
+            progress.show_sampling(
+                bar, tokens=10 * number, occupancy=number / 256, rewards=32.0, scored=number - 64
+            )
+            if number == 64:
+                assert "slots=25%, reward=–" in bar.postfix
+        assert bar.n == 128 and "slots=50%, reward=0.500" in bar.postfix and "tok/s=" in bar.postfix
+
+
+def test_responses_that_could_not_be_scored_are_printed(capsys):
+    progress.say_unscored("stage 0", {"ok": 7, "error": 0}, {})
+    assert capsys.readouterr().out == ""
+    progress.say_unscored("stage 0", {"ok": 7, "timeout": 1}, {"timeout": "problem 3: no verdict"})
+    progress.say_unscored("stage 1", {"error": 2, "invalid": 3}, {})
+    assert capsys.readouterr().out.splitlines() == [
+        "stage 0: 1 answer could not be scored, counted as 0: timeout × 1 (problem 3: no verdict)",
+        "stage 1: 5 answers could not be scored, counted as 0: error × 2, invalid × 3",
+    ]

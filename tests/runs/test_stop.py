@@ -1,0 +1,37 @@
+"""A run is asked to stop by a signal."""
+
+import os
+import signal
+
+import pytest
+
+from mugrpo_jax.runs.stop import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_the_run_to_stop(number, capsys):
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop.requested and not stop.agreed
+        os.kill(os.getpid(), number)
+        assert stop.requested and stop.agreed  # one process needs nobody else
+    assert signal.getsignal(number) is before
+    assert "the same command continues" in capsys.readouterr().out
+
+
+def test_a_second_interrupt_ends_the_run_at_once():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)  # repeats the request
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+
+
+def test_an_agreement_stays():
+    stop = StopRequest()
+    stop.agree(False)
+    assert not stop.agreed
+    stop.agree(True)
+    stop.agree(False)
+    assert stop.agreed

@@ -1,0 +1,70 @@
+"""Files after a kill: whole content or the old one, and JSON lines without the part that was cut off."""
+
+import os
+
+import pytest
+
+from mugrpo_jax import files
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "config.yaml"
+    files.write_atomically(path, "old")
+    files.write_atomically(path, "µ = 1024\n")
+    assert path.read_bytes() == "µ = 1024\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_the_old_file_stays_when_writing_fails(tmp_path, monkeypatch, step):
+    path = tmp_path / "metrics.jsonl"
+    files.write_atomically(path, "old\n")
+
+    def full(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_atomically(path, "new\n")
+    assert path.read_text() == "old\n"
+    monkeypatch.undo()
+    files.write_atomically(path, "new\n")  # the temporary file of the failure is in nobody's way
+    assert path.read_text() == "new\n"
+
+
+def test_the_text_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(files, "flush", lambda path: calls.append(("flush", path.read_text())))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append(("replace", "")), replace(*paths)))
+    files.write_atomically(tmp_path / "a", "text")
+    assert calls == [("flush", "text"), ("replace", "")]
+
+
+def test_lines_are_numbered_as_in_the_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n\n[2, "µ"]\n', encoding="utf-8")
+    assert list(files.read_json_lines(path)) == [(1, {"a": 1}), (3, [2, "µ"])]
+    assert list(files.read_json_lines(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.parametrize("rest", ['{"a": ', '{"a": 2}', "{\udcc3"])
+def test_an_unfinished_last_line_is_left_out_and_cut(tmp_path, rest):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n' + rest, encoding="utf-8", errors="surrogateescape")
+    assert list(files.read_json_lines(path)) == [(1, {"a": 1})]
+    files.cut_unfinished_line(path)
+    assert path.read_text() == '{"a": 1}\n'
+    files.cut_unfinished_line(path)
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_a_damaged_line_is_named_with_file_and_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n{"a": 4}')
+    with pytest.raises(ValueError, match=r"rows.jsonl:2: not valid JSON \(Expecting value") as caught:
+        list(files.read_json_lines(path))
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+    # Readers that only show a file keep what they can read, also when the last line break is missing.
+    kept = list(files.read_json_lines(path, skip_damaged=True))
+    assert kept == [(1, {"a": 1}), (3, {"a": 3}), (4, {"a": 4})]
