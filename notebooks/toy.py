@@ -1,9 +1,9 @@
 """The toy of notebooks 1 and 4: eight prompts, nine tokens, and a policy that is two tables.
 
-Four prompts are easy: `short .` is right. Four are hard: `work 1 2 3 4 5 6 .` is right. The policy has a
-table for its first token, one row a prompt, and a table for every other token, one row a *previous token*,
-which all prompts share. So the skill of working something out is learned once, and each prompt decides
-whether to use it. Success is computed exactly; the training is that of any policy.
+Four prompts are easy: `short .` is right. Four are hard: `work 1 2 3 4 5 6 .` is right. The policy has one
+table for the first token, with a row per prompt, and one table for all later tokens, with a row per *previous
+token*. All prompts share the second table. So how to work is one shared skill, and each prompt decides
+whether to use it. Success is computed exactly, without sampling. The policy is trained as any other.
 """
 
 import functools
@@ -30,10 +30,10 @@ Policy = dict[str, jax.Array]
 
 
 def first_policy(*, work_easy: float = 0.5, work_hard: float = 0.2, certainty: float = 15.0) -> Policy:
-    """A beginner who knows how to work, and uses it too often on easy prompts and too seldom on hard ones.
+    """A policy that can work, but does so too often on easy prompts and too rarely on hard ones.
 
     Args:
-      work_easy, work_hard: how often it begins with `work`.
+      work_easy, work_hard: probability that it begins with `work`.
       certainty: logit of the right next token over the others, in the shared table.
     """
     begin = np.full((PROMPTS, len(TOKENS)), -20.0, np.float32)
@@ -52,7 +52,7 @@ def log_probs(policy: Policy, prompts: jax.Array, tokens: jax.Array) -> jax.Arra
 
 
 def sample(policy: Policy, prompts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Tokens, their log-probs and the mask, each `[B, T]`; tokens behind the first `.` are padding."""
+    """Tokens, their log-probs and the mask, each `[B, T]`; tokens after the first `.` are padding."""
 
     def step(carry: Any, noise: jax.Array) -> Any:
         logits, done = carry
@@ -73,13 +73,13 @@ def rewards(prompts: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def success(policy: Policy) -> jax.Array:
-    """`[PROMPTS]`, the exact probability of the right response: no sampling, no noise."""
+    """`[PROMPTS]`, the exact probability of the right response, without sampling."""
     logp = log_probs(policy, jnp.arange(PROMPTS), jnp.asarray(_RIGHT))
     return jnp.exp(jnp.where(_NEEDED, logp, 0.0).sum(axis=1))
 
 
 def rollouts(policy: Policy, updates: int, key: jax.Array) -> dict[str, jax.Array]:
-    """The data of a stage: `[updates, B, ...]`, each response once, groups of 8 to the same prompt."""
+    """The data of a stage: `[updates, B, ...]`, each response once, in groups of 8 per prompt."""
     rows = updates * PROMPTS_PER_UPDATE * GROUP
     prompts = jnp.repeat(jnp.arange(rows // GROUP) % PROMPTS, GROUP)
     tokens, logp, mask = sample(policy, prompts, key)
@@ -97,9 +97,9 @@ def train(
     stages: int,
     seed: jax.Array | int = 0,
 ) -> tuple[Policy, dict[str, jax.Array]]:
-    """Train the first policy in stages; returns the last one and what was measured after every update.
+    """Train the first policy in stages. Return the last policy and the metrics after every update.
 
-    Measured, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
+    Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
     size `ess` of the batch, the size `step` of the update and the `drift` since the stage began.
     """
     adam = optax.scale_by_adam(b2=0.9)
@@ -127,7 +127,7 @@ def train(
         return (policy, state), measured
 
     def stage(carry: Any, key: jax.Array) -> Any:
-        behavior = carry[0]  # frozen: it samples everything, then moves away from what it sampled
+        behavior = carry[0]  # frozen: it samples the whole stage, then the updates move away from it
         data = rollouts(behavior, updates_per_stage, key)
         return jax.lax.scan(functools.partial(update, behavior), carry, data)
 

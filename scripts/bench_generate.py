@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Measure the sampler: rate, share of the card's limit, and where the rest of the time goes.
+"""Measure the sampler: its rate, its share of the card's limit, and where the rest of the time goes.
 
-Prints one JSON line per measurement, as it goes:
+Prints one JSON line after each measurement:
 
     python scripts/bench_generate.py                      # --fixed --tail --gap for both shapes
     python scripts/bench_generate.py --fixed --model smollm2-135m --slots 2048
     python scripts/bench_generate.py --refill             # short responses: how many free slots to wait for
-    python scripts/bench_generate.py --ablate             # a decode step part by part, by differences
-    python scripts/bench_generate.py --profile            # the kernels that take the time
+    python scripts/bench_generate.py --ablate             # the parts of a decode step, by differences
+    python scripts/bench_generate.py --profile            # which kernels take the time
     python scripts/bench_generate.py --torch              # transformers on torch, same shapes, same card
-    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile  # does it run?
+    python scripts/bench_generate.py --small --fixed --tail --gap --refill --ablate --profile  # a quick test
 
-Weights are random; lengths are forced by per-sample limits without stop tokens. A rate is generated tokens
-over wall time from the first prompt to the last response handed out, compilation excluded.
+Weights are random. Each sample has its own length limit and no stop tokens, so its length is fixed. A rate is
+generated tokens divided by wall time, from the first prompt to the last response, without compilation.
 
-The limit of a decode step is the time to read weights and filled cache at 4.3 TB/s plus the time of its
-FLOPs at 800 TFLOP/s, what an H200 was measured to do.
+The limit of a decode step is the time to read weights and filled cache at 4.3 TB/s plus the time for its
+FLOPs at 800 TFLOP/s. Both rates were measured on an H200.
 """
 
 import argparse
@@ -52,7 +52,7 @@ FLOPS_PER_SECOND = 800e12
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and what is sampled from it."""
+    """A model and the requests that are sampled from it."""
 
     name: str
     config: ModelConfig
@@ -62,7 +62,7 @@ class Case:
     tail_samples: int = 16_384
     tail: tuple[int, int] = (32, 1024)
     group: int = 8
-    short: tuple[tuple[int, ...], ...] = ()  # slots, prompt; mean, deviation and most of the lengths
+    short: tuple[tuple[int, ...], ...] = ()  # slots, prompt; mean, deviation and maximum of lengths
     dtype: Any = jnp.bfloat16
 
 
@@ -103,8 +103,8 @@ def main() -> None:
     )
     for piece in PIECES:
         parser.add_argument(f"--{piece}", action="store_true")
-    parser.add_argument("--model", choices=[case.name for case in CASES], help="this one alone")
-    parser.add_argument("--slots", type=int, help="instead of those of the documentation")
+    parser.add_argument("--model", choices=[case.name for case in CASES], help="only this one")
+    parser.add_argument("--slots", type=int, help="default: those of the documentation")
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
     parser.add_argument("--torch-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -117,7 +117,7 @@ def main() -> None:
             measure_torch(case)
         return
     if "torch" in chosen:
-        # In a process of its own and first, so that the two frameworks do not share the card's memory.
+        # First and in a separate process, so that the two frameworks do not share the card's memory.
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--torch-only"], check=True)
         if chosen == ["torch"]:
             return
@@ -144,7 +144,7 @@ def say(**facts: Any) -> None:
 
 
 def limit_seconds(config: ModelConfig, rows: float, filled: float, itemsize: int) -> float:
-    """The least time of a decode step of so many busy rows with so many cache entries each, on average."""
+    """The shortest possible time of a decode step with this mean number of busy rows and cache entries."""
     weights = config.num_params - (0 if config.tie_embeddings else config.vocab_size * config.hidden_size)
     cache = cache_bytes(config, 1, 1) // 2 * itemsize * filled * rows
     attention = 4 * filled * config.num_heads * config.head_dim * config.num_layers
@@ -163,7 +163,7 @@ def plan_for(case: Case, slots: int, response: int) -> SamplerPlan:
 
 
 def requests_for(case: Case, lengths: np.ndarray) -> list[Request]:
-    """One group of samples a prompt, each sample of its own length."""
+    """One group of samples per prompt; each sample has its own length."""
     rng = np.random.default_rng(1)
     return [
         Request(
@@ -177,7 +177,7 @@ def requests_for(case: Case, lengths: np.ndarray) -> list[Request]:
 
 
 def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) -> tuple[dict[str, Any], float]:
-    """Facts of a run, and its rate per occupied slot."""
+    """The measured figures of a run, and its rate per occupied slot."""
     requests = requests_for(case, lengths)
     graphdef, params = model
     with Sampler(graphdef, params, plan) as sampler:
@@ -187,7 +187,7 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
         tokens = sum(len(response.tokens) for response in sampler.run(requests))
         seconds = time.perf_counter() - compiled
     stats, rate = sampler.stats, tokens / seconds
-    # A response of length n has had prompt + (n - 1) / 2 entries to read, on average over its steps.
+    # A response of length n reads prompt + (n - 1) / 2 cache entries per step on average.
     filled = case.prompt + float((lengths * (lengths - 1) / 2).sum() / lengths.sum())
     itemsize = jnp.dtype(case.dtype).itemsize
     limit = plan.slots / limit_seconds(case.config, plan.slots, filled, itemsize)
@@ -202,8 +202,8 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
         "step_ms": 1e3 * seconds / stats.steps,
         "steps": stats.steps,
         "loops": stats.loops,
-        # Between two loops the device waits for the host. A call about as long as a loop means that the
-        # runtime keeps the caller until the loop has ended; otherwise it is the cost of a launch.
+        # Between two loops the device waits for the host. If a call takes about as long as a loop, the
+        # runtime blocks the caller until the loop ends. Otherwise the call time is the cost of a launch.
         "host_ms_per_loop": 1e3 * stats.host_seconds / stats.loops,
         "call_ms_per_loop": 1e3 * stats.call_seconds / stats.loops,
         "loop_ms": 1e3 * seconds / stats.loops,
@@ -234,7 +234,7 @@ def measure_tail(case: Case, model: Any, slots: int, fixed_rate: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FixedRefill(SamplerPlan):
-    """A plan whose loops end when a fixed share of the slots is free, however long responses are."""
+    """A plan whose loops end when a fixed share of the slots is free, for any response length."""
 
     share: int = 32
 
@@ -244,7 +244,7 @@ class FixedRefill(SamplerPlan):
 
 
 def measure_refill(case: Case, model: Any) -> None:
-    """Stages of short responses: shares of the slots to wait for, and the plan's own rule."""
+    """Stages of short responses: wait for fixed shares of the slots, and for the share of the plan's rule."""
     rng = np.random.default_rng(0)
     for slots, prompt, mean, deviation, longest in case.short:
         lengths = np.clip(rng.normal(mean, deviation, 8 * slots), 4, longest).astype(int)
@@ -308,10 +308,10 @@ class Steps:
         top_k: bool = False,
         top_p: bool = False,
     ) -> float:
-        """Milliseconds a step with `filled` cache entries a slot, the median of seven loops after a first.
+        """Milliseconds per step with `filled` cache entries per slot, the median of seven loops after one.
 
-        A whole loop has 32 steps; one that is told to refill at once has 4; with nothing left to sample it
-        has none, and what is measured is the launch.
+        A whole loop has 32 steps. A loop that must refill at once has 4. A loop without anything to sample
+        has none; it measures the launch.
         """
         count = self.plan.slots
         times = []
@@ -336,7 +336,7 @@ class Steps:
 
 
 def calls_ms(program: Any, *inputs: Any, calls: int = 20) -> float:
-    """Milliseconds a call of a jitted program, launched back to back."""
+    """Milliseconds per call of a jitted program, launched back to back."""
     jax.block_until_ready(program(*inputs))
     start = time.perf_counter()
     jax.block_until_ready([program(*inputs) for _ in range(calls)][-1])
@@ -344,7 +344,7 @@ def calls_ms(program: Any, *inputs: Any, calls: int = 20) -> float:
 
 
 def ablate(case: Case, slots: int) -> None:
-    """Where a step's time goes: parts alone, and the difference a part's absence makes."""
+    """Where the time of a step goes: some parts alone, and the step without a part."""
     filled = case.prompt + case.response // 2
     part = functools.partial(say, what="ablate", model=case.name, slots=slots)
     steps = Steps(case, slots, case.prompt + case.response)
@@ -391,7 +391,7 @@ def profile(case: Case, model: Any, slots: int) -> None:
 
 
 def measure_torch(case: Case) -> None:
-    """`generate` of transformers: the first of the slots' sizes, plain sampling, every row to full length."""
+    """`generate` of transformers: the first number of slots, plain sampling, every row to full length."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -401,7 +401,7 @@ def measure_torch(case: Case) -> None:
     hf = to_hf(case.config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = AutoConfig.for_model(hf.pop("model_type"), **hf)
-    with torch.device(device):  # random weights are drawn there: on the CPU that alone takes minutes
+    with torch.device(device):  # draw random weights on the device; the CPU takes minutes for it
         model = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, jnp.dtype(case.dtype).name))
     model = model.eval()
     rows = case.slots[0]

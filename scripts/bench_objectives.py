@@ -1,11 +1,11 @@
-"""Time of value and gradient of every objective, as a ratio to plain GRPO's.
+"""Time value and gradient of every objective, as a ratio to plain GRPO.
 
     python scripts/bench_objectives.py [--rows 64] [--columns 2048] [--repeats 30]
 
-The batch is ragged and off-policy (ratios from 1e-6 to 1e3). The programs are timed in turn, round after
-round, so that a busy machine disturbs them alike; the median counts. Exits with 1 if an objective costs more
-than three times GRPO. M2PO is excused: its bound is an order statistic of the whole batch, which needs a sort
-or, as here, 31 passes over the log-ratios.
+The batch is ragged and off-policy (ratios from 1e-6 to 1e3). The programs are timed in turn, in several
+rounds, so that a busy machine disturbs all of them equally. The result is the median. Exits with 1 if an
+objective costs more than three times GRPO. M2PO is exempt: its bound is an order statistic of the whole
+batch, which needs a sort or, as here, 31 passes over the log-ratios.
 """
 
 import argparse

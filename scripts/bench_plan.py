@@ -1,12 +1,13 @@
-"""What the planner predicts beside what the device does: peak memory, update time, decode step.
+"""Compare the planner's predictions with the device: peak memory, update time, decode step.
 
-    python scripts/bench_plan.py                       # every case, each in a process of its own
+    python scripts/bench_plan.py                       # every case, each in its own process
     python scripts/bench_plan.py --case update-smollm2-135m
-    python scripts/bench_plan.py --small               # tiny shapes, to see that the script runs
+    python scripts/bench_plan.py --small               # tiny shapes, to check that the script runs
 
-One JSON line a case: `predicted` from the programs compiled for this device, `measured` from running them
-with random weights, `ratio` measured / predicted. The peak is the allocator's `peak_bytes_in_use` over the
-process; a CPU has none. Times are predicted with `planning.Assumptions`, where the chip's peaks are known.
+Prints one JSON line per case: `predicted` from the programs compiled for this device, `measured` from running
+them with random weights, and `ratio` = measured / predicted. The peak is the allocator's `peak_bytes_in_use`
+over the process; a CPU has none. Times are predicted with `planning.Assumptions` if the peaks of the
+chip are known.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from mugrpo_jax.setup.run_setup import policy_shape, step_options, update_bucket
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and the settings under which it is updated, or sampled from when it has slots.
+    """A model and its settings. It is sampled from if it has slots, and updated otherwise.
 
     Attributes:
       source: a known shape, or `tiny`.
@@ -88,7 +89,7 @@ def main() -> None:
     if arguments.case:
         run(arguments.case, (CASES | SMALL)[arguments.case])
         return
-    for name in SMALL if arguments.small else CASES:  # a process each, so that each has its own peak
+    for name in SMALL if arguments.small else CASES:  # one process each: the peak is per process
         done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True)
         error = {"case": name, "error": done.stderr.strip().splitlines()[-1:]}
         print(done.stdout.strip() if done.returncode == 0 else json.dumps(error), flush=True)
@@ -97,7 +98,7 @@ def main() -> None:
 def run(name: str, case: Case) -> None:
     """Predict, measure, print."""
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:  # what the prediction compiled is not compiled again
+    with tempfile.TemporaryDirectory() as folder:  # the measurement reuses the compiled programs
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         device = jax.devices()[0]
@@ -120,7 +121,7 @@ def run(name: str, case: Case) -> None:
 
 
 def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One whole update: two micro-batches and the optimizer's step, master weights and moments in float32."""
+    """One whole update: two micro-batches and the optimizer step, with float32 master weights and moments."""
     overrides = [
         f"model.source={case.source}",
         f"model.remat={case.remat}",
@@ -157,7 +158,7 @@ def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
 
 
 def _update(case: Case, config: configs.RunConfig, model: ModelConfig, mesh: Any) -> Update:
-    """Rows of full length, so that micro-batches are full: none of their tokens is free."""
+    """Rows of full length, so that no position of a micro-batch is padding."""
     rng = np.random.default_rng(0)
     rows = [
         Row(
@@ -182,7 +183,7 @@ def decode(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
     )
     placed = dataclasses.replace(plan, mesh=models.make_mesh(devices=topology.devices))
     weights = jax.tree.leaves(models.abstract(model, dtype=plan.dtype)[1])
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in weights)  # the caller's copy, beside the sampler's
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in weights)  # the caller's own copy
     lowered = list(sampler_programs(placed, config, held))[:2]
     prefill, step = (compile_program(program, topology) for program in lowered)
     time_of_step = _seconds(step, topology)

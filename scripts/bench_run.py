@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Time whole updates from a stage on disk against the bare forward and backward pass.
+"""Compare whole updates from a stage on disk with the bare forward and backward pass.
 
 Prints one JSON line per measurement:
 
     python scripts/bench_run.py                           # the SmolLM2-135M shape of the documentation
-    python scripts/bench_run.py --share-prompts           # and with each prompt computed once for its group
-    python scripts/bench_run.py --small                   # a tiny shape, to see that the script runs
+    python scripts/bench_run.py --share-prompts           # also with each prompt computed once for its group
+    python scripts/bench_run.py --small                   # a tiny shape, to check that the script runs
 
 `bare` is the forward and backward pass of `bench_update.py`: full rows, all in memory, no optimizer.
-`whole` is what a run does: Grain reads a stage of ragged responses from disk, forms updates of 256 responses
-in length buckets, the objective with its diagnostics, float32 accumulation, AdamW and the drift metrics.
-Both count real tokens, each response with its prompt and without padding, over wall time. `bare` has logits
-for all of them, `whole` for those of responses, which are the ones that a loss needs.
-`parts` takes the same updates apart: without the optimizer, and without the disk.
+`whole` is what a run does: Grain reads a stage of ragged responses from disk and forms updates of 256
+responses in length buckets; the update computes the objective with its diagnostics, float32 accumulation,
+AdamW and the drift metrics. Both rates count real tokens: each response with its prompt, without padding.
+`bare` computes logits for all tokens, `whole` only for response tokens, which the loss needs.
+`parts` times the same updates without the optimizer and without the disk.
 """
 
 import argparse
@@ -38,7 +38,7 @@ WARM_UP = 3
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model as `bench_update` measures it, and the ragged stage that is optimised with it."""
+    """A model as in `bench_update`, and a stage of ragged responses to optimise it on."""
 
     bare: bench_update.Case
     dtype: str
@@ -136,7 +136,7 @@ def measure_whole(case: Case, stage: Stage, share: bool) -> float:
     tokens = sum(real_tokens(case, update) for update in kept[WARM_UP:])
     padding = float(np.mean([update.metrics["padding"] for update in kept]))
     started = time.perf_counter()
-    for update in kept:  # every shape there is gets compiled
+    for update in kept:  # compile every shape
         state, metrics = step(state, update)
     jax.block_until_ready(state.params)
     compiled = time.perf_counter() - started

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Time the forward and backward pass of whole models, beside transformers on torch where it is installed.
+"""Time the forward and backward pass of whole models, and of transformers on torch if it is installed.
 
 Prints one JSON line per measurement:
 
     python scripts/bench_update.py                        # both shapes of the documentation, best settings
     python scripts/bench_update.py --sweep                # every remat, scan and micro-batch setting
-    python scripts/bench_update.py --check                # cuDNN attention against XLA, lengths not round
+    python scripts/bench_update.py --check                # cuDNN attention against XLA, at odd lengths
     python scripts/bench_update.py --torch                # transformers on torch, same shapes
-    python scripts/bench_update.py --small                # a tiny shape, to see that the script runs
+    python scripts/bench_update.py --small                # a tiny shape, to check that the script runs
 
 MFU = 6 · parameters · tokens / time / peak, with the H200's dense bfloat16 peak of 990 TFLOP/s by default.
-The pass is the one the trainer runs: bfloat16 weights cast once from float32 masters, log-probs in chunks,
-the µ-GRPO objective, float32 gradients accumulated over micro-batches. The optimizer step is not in it.
+The pass is that of the trainer: bfloat16 weights cast once from float32 masters, log-probs in chunks, the
+µ-GRPO objective, float32 gradients accumulated over micro-batches. It does not include the optimizer step.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SMALL = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, its batch, and the settings that were best where they were measured."""
+    """A model, its batch, and the settings that were fastest in a measurement."""
 
     name: str
     model: ModelConfig
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="time transformers on torch")
     parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
-    parser.add_argument("--peak", type=float, default=990e12, help="FLOP/s that MFU is a share of")
+    parser.add_argument("--peak", type=float, default=990e12, help="peak FLOP/s for MFU")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     cases = [SMALL_CASE] if arguments.small else [c for c in CASES if arguments.only in (None, c.name)]
@@ -81,14 +81,14 @@ def main() -> None:
         for variant in sweep(case) if arguments.sweep else [case]:
             try:
                 measure(variant, dtype, arguments.repeats, arguments.peak, profile=arguments.profile)
-            except Exception as error:  # out of memory in a sweep is a result, not the end
+            except Exception as error:  # in a sweep, out of memory is a result
                 say(case=variant.name, **settings(variant), error=str(error).splitlines()[0][:200])
         if arguments.torch:
             measure_torch(case, arguments.repeats, arguments.peak)
 
 
 def sweep(case: Case) -> list[Case]:
-    """The case with every combination of settings worth trying."""
+    """The case with every useful combination of settings."""
     rows = [case.rows // part for part in (4, 2)]
     return [
         dataclasses.replace(case, micro_rows=count, remat=remat, scan=scan)
@@ -120,7 +120,7 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
         params: Any
 
     def run() -> None:
-        jax.block_until_ready(step.gradient(Holder(params), update)[0])  # type: ignore[arg-type]  # no more is read
+        jax.block_until_ready(step.gradient(Holder(params), update)[0])  # type: ignore[arg-type]  # it reads only the params
 
     started = time.perf_counter()
     run()
@@ -135,7 +135,7 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
 
 
 def batch(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """Random full rows: every token is a response token, so that none is free."""
+    """Random full rows: every token is a response token, so that every token costs work."""
     rng = np.random.default_rng(seed)
     shape = (case.micro_rows, case.length)
     return {
@@ -147,7 +147,7 @@ def batch(case: Case, seed: int) -> dict[str, np.ndarray]:
 
 
 def check_attention(dtype: str) -> None:
-    """cuDNN against XLA in forward and gradient, at lengths that are not round."""
+    """Compare cuDNN with XLA, forward and gradient, at odd lengths."""
     backend: Any = "xla" if jax.default_backend() == "cpu" else "cudnn"
     for length, heads, kv_heads, width in ((77, 9, 3, 64), (333, 12, 2, 128), (1000, 12, 2, 128)):
         keys = jax.random.split(jax.random.key(length), 4)
@@ -189,7 +189,7 @@ def measure_torch(case: Case, repeats: int, peak: float) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     hf = to_hf(case.model)
     config = AutoConfig.for_model(hf.pop("model_type"), **hf)
-    with torch.device(device):  # random weights are drawn there: on the CPU that alone takes minutes
+    with torch.device(device):  # draw random weights on the device; the CPU takes minutes for it
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for micro_rows in (max(case.rows // 16, 1), max(case.rows // 32, 1)):
         tokens = torch.randint(0, case.model.vocab_size, (micro_rows, case.length), device=device)

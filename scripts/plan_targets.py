@@ -1,11 +1,11 @@
-"""Compile the plan of every config in configs/targets and print one table row a program.
+"""Compile the plan of every config in configs/targets and print one table row per program.
 
     python scripts/plan_targets.py                        # all of them: many minutes of compilation
-    python scripts/plan_targets.py qwen2.5_math_7b        # those whose name begins so
-    python scripts/plan_targets.py --out plans            # also each plan as JSON into a folder
+    python scripts/plan_targets.py qwen2.5_math_7b        # those whose name begins like this
+    python scripts/plan_targets.py --out plans            # also write each plan as JSON into a folder
     python scripts/plan_targets.py --read plans           # the table from such a folder, without compiling
 
-The topology of a config is the one named in its first lines. No device is touched.
+The topology of a config is named in its first lines. The script uses no device.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def topology(path: Path) -> str:
-    """The topology that a target's header names."""
+    """The topology named in the header of a target config."""
     found = re.search(r"--topology (\S+)", path.read_text())
     if found is None:
         raise ValueError(f"{path}: its first lines name no --topology")

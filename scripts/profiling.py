@@ -1,4 +1,4 @@
-"""Where the time on the device goes: kernel times of one run, summed by name."""
+"""Kernel times of one run on the device, summed by kernel name."""
 
 import collections
 import gzip
@@ -13,7 +13,7 @@ import jax
 
 
 def kernel_times(run: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of device time per kernel name while `run` runs; numbers in names are dropped."""
+    """Milliseconds of device time per kernel name while `run` runs; numbers in the names are removed."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
@@ -37,7 +37,7 @@ def kernel_times(run: Callable[[], Any]) -> dict[str, float]:
 
 
 def summary(run: Callable[[], Any], most: int = 30) -> list[dict[str, Any]]:
-    """The kernels that take longest, with their share of all device time."""
+    """The slowest kernels, with their share of all device time."""
     times = kernel_times(run)
     whole = sum(times.values())
     rows: list[dict[str, Any]] = [{"kernel": "all", "ms": round(whole, 2), "share": 1.0}]

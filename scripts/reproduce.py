@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""The paper's comparison, and the staleness law, on one GPU.
+"""Reproduce the paper's comparison and the staleness law on one GPU.
 
     python scripts/reproduce.py run --runs runs/reproduce --jobs 4 --seconds 560    # until it says "all done"
     python scripts/reproduce.py grid --runs runs/reproduce --jobs 4 --seconds 560   # likewise
     python scripts/reproduce.py collect --runs runs/reproduce    # small files into docs/results/
     python scripts/reproduce.py draw                             # tables and figures from them
 
-`run` compares stale data with and without relaxed clipping and veto, and fresh data. Every arm starts from
-the same warm-started SmolLM2-135M, sees the same prompts and takes as many updates.
-`grid` looks for the largest learning rate that each µ bears, from the same start.
-With `--config` they train another model or task, such as configs/experiments/smollm2_gsm8k.yaml; its `--mu`
-must suit it.
+`run` compares fresh data with stale data, with and without relaxed clipping and veto. Every arm starts from
+the same warm-started SmolLM2-135M, sees the same prompts and takes the same number of updates.
+`grid` searches for the largest stable learning rate of each µ, from the same start.
+With `--config` both train another model or task, such as configs/experiments/smollm2_gsm8k.yaml; choose
+`--mu` to fit it.
 
-Both go through their queue until the time is over, stop what is under way with SIGTERM, and continue it next
-time; config keys such as `optimizer.learning_rate=3e-6` may stand anywhere among the arguments. With `--jobs`
-above 1 several runs share the GPU, and only their accuracies count. `collect` and `draw` need no GPU.
+Both work through their queue until the time is over. Then they stop the current runs with SIGTERM; the next
+call continues them. Config keys such as `optimizer.learning_rate=3e-6` may be anywhere among the arguments.
+With `--jobs` above 1 several runs share the GPU; then only their accuracies are valid, not their times.
+`collect` and `draw` need no GPU.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from mugrpo_jax import config as configs
 
 CONFIG = ROOT / "configs" / "experiments" / "smollm2_word_problems.yaml"
 RESULTS = ROOT / "docs" / "results"
-HEAVY = ("checkpoints", "rollouts")  # of no use to a finished run: one checkpoint here is 2.7 GB
+HEAVY = ("checkpoints", "rollouts")  # deleted after a run: one checkpoint here is 2.7 GB
 
 RELAXED = ["objective.name=mu_grpo"]
 FRESH = {"grpo-mu4": 4}  # arms with a µ of their own
@@ -50,7 +51,7 @@ ARMS = {
 
 
 def main() -> int:
-    """The status is 1 if a run failed."""
+    """Run the command; the exit status is 1 if a run failed."""
     given = sys.argv[1:]
     overrides = [text for text in given if "=" in text and not text.startswith("-")]
     arguments = _parser().parse_args([text for text in given if text not in overrides])
@@ -73,32 +74,32 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, dest="command")
-    run = commands.add_parser("run", help="train the arms, as far as the time goes")
-    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="in this order")
-    run.add_argument("--seeds", nargs="+", type=int, default=[0], help="all arms of the first one come first")
-    run.add_argument("--queue", nargs="+", type=_arm_and_seed, metavar="ARM:SEED", help="exactly these")
-    run.add_argument("--updates", type=int, default=4096, help="of each arm")
+    run = commands.add_parser("run", help="train the arms until the time is over")
+    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="train these, in this order")
+    run.add_argument("--seeds", nargs="+", type=int, default=[0], help="all arms of the first come first")
+    run.add_argument("--queue", nargs="+", type=_arm_and_seed, metavar="ARM:SEED", help="train exactly these")
+    run.add_argument("--updates", type=int, default=4096, help="updates of each arm")
     run.add_argument("--mu", type=int, default=1024, help="updates per stage of the stale arms")
-    grid = commands.add_parser("grid", help="train the grid of the staleness law, as far as the time goes")
-    grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="of unprotected GRPO")
-    grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="of µ-GRPO beside it")
+    grid = commands.add_parser("grid", help="train the grid of the staleness law until the time is over")
+    grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="µ of the GRPO runs")
+    grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="µ of the µ-GRPO runs")
     grid.add_argument(
         "--rates",
         nargs="+",
         type=float,
         default=[1e-6, 3e-6, 1e-5, 3e-5],
-        help="all µ of the first come first",
+        help="all µ of the first rate come first",
     )
-    grid.add_argument("--updates", type=int, default=512, help="of each run")
+    grid.add_argument("--updates", type=int, default=512, help="updates of each run")
     grid.add_argument("--seeds", nargs="+", type=int, default=[0])
     for command in (run, grid):
         command.add_argument(
-            "--config", type=lambda text: Path(text).resolve(), default=CONFIG, help="the base of all runs"
+            "--config", type=lambda text: Path(text).resolve(), default=CONFIG, help="config of all runs"
         )
-        command.add_argument("--model", default="smollm2-135m", help="before the warm start")
+        command.add_argument("--model", default="smollm2-135m", help="model before the warm start")
         command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-        command.add_argument("--seconds", type=float, default=1e9, help="all is saved and left before then")
-        command.add_argument("--keep", action="store_true", help="checkpoints and rollouts of finished runs")
+        command.add_argument("--seconds", type=float, default=1e9, help="save and stop before this time")
+        command.add_argument("--keep", action="store_true", help="keep checkpoints and rollouts after a run")
     gather = commands.add_parser("collect", help="summarise runs into small files")
     gather.add_argument("--out", type=Path, default=RESULTS)
     for command in (run, grid, gather):
@@ -136,18 +137,18 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _warm_start(queue: Queue, runs: Path, config: Path, overrides: list[str], model: Path) -> bool:
-    """Make the model that every run starts from; False if there was no time to finish it, or it failed."""
+    """Make the model that every run starts from; False if it failed or there was no time to finish it."""
     tuned, exported = runs / "warm-start", model.parent
     tune = Work(tuned, ("sft", config, "--out", tuned, *overrides), updates=0)
     export = Work(exported, ("export", tuned, model, "--dtype", "float32"))
     _check_start(tuned, config, overrides)
     if not export.done.exists():
-        shutil.rmtree(exported, ignore_errors=True)  # what a kill left of it
+        shutil.rmtree(exported, ignore_errors=True)  # a killed export may have left files
     return queue.run([tune]) and queue.run([export])
 
 
 def _check_start(tuned: Path, config: Path, overrides: list[str]) -> None:
-    """All runs of a folder start from one model: another task or model needs another folder."""
+    """Check that all runs of a folder start from one model; another task or model needs another folder."""
     if (tuned / "config.yaml").exists():
         there, here = configs.load(tuned / "config.yaml"), configs.load(config, overrides)
         differing = configs.differing_keys(_start(there), _start(here))
@@ -156,7 +157,7 @@ def _check_start(tuned: Path, config: Path, overrides: list[str]) -> None:
 
 
 def _start(config: configs.RunConfig) -> dict[str, Any]:
-    """What decides the model that runs start from."""
+    """The settings that determine the model that runs start from."""
     whole = configs.to_dict(config)
     return {"model.source": config.model.source, "task": whole["task"], "warm_start": whole["warm_start"]}
 
@@ -171,12 +172,12 @@ def _arms(arguments: argparse.Namespace) -> Iterator[Setting]:
 
 
 def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
-    """Few problems are evaluated, often: they tell when a run collapses."""
+    """The runs of the grid. They evaluate few problems, but often, to see when a run collapses."""
     evaluation = ["evaluation.every=128", "evaluation.problems=256", "evaluation.samples=2"]
     pairs = [("grpo", mu) for mu in arguments.mu] + [("mu_grpo", mu) for mu in arguments.protected_mu]
     for seed, rate, (objective, mu) in itertools.product(arguments.seeds, arguments.rates, pairs):
         keys = [f"seed={seed}", f"objective.name={objective}", f"optimizer.learning_rate={rate}"]
-        rare = f"checkpoints.every={arguments.updates}"  # when it stops and when it ends
+        rare = f"checkpoints.every={arguments.updates}"  # only at a stop and at the end
         yield f"law/{objective}-mu{mu}-lr{rate:g}-seed{seed}", mu, [*keys, *evaluation, rare]
 
 
@@ -186,13 +187,13 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
         sys.exit(f"--updates: {arguments.updates} is not a multiple of µ = {mu}")
     sizes = [f"batch.updates_per_stage={mu}", f"batch.stages={stages}"]
     slots = _slots(arguments.config, [*keys, *sizes])
-    last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides may have meant the warm start
+    last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides are for the warm start too
     command = ("train", arguments.config, "--out", folder, *keys, *sizes, *slots, *last_words)
     return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
 
 
 def _slots(path: Path, keys: list[str]) -> list[str]:
-    """A stage of a few updates needs no more slots than it has responses."""
+    """At most as many slots as a stage has responses."""
     config = configs.load(path, keys)
     responses = config.prompts_per_stage * config.batch.responses_per_prompt
     wanted = config.sampling.slots

@@ -1,4 +1,4 @@
-"""What runs wrote into their folders, as small files that can be kept and drawn elsewhere."""
+"""Summarise the folders of runs into small files that can be kept and drawn on another machine."""
 
 import collections
 import json
@@ -30,7 +30,7 @@ FACTS = (
 
 
 def collect(runs: Path, out: Path) -> None:
-    """One JSON-lines file for each arm and seed, and `law.jsonl` for the grid."""
+    """Write one JSON-lines file per arm and seed, and `law.jsonl` for the grid."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in _folders(runs):
         about = {"kind": "run", "run": folder.name, **_facts(folder), **summary(folder)}
@@ -46,7 +46,7 @@ def say(**record: Any) -> None:
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """The journal of a run; a line that is being written, or that a kill cut, is left out."""
+    """The journal of a run, without an unfinished last line."""
     path = folder / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -61,9 +61,9 @@ def last(folder: Path, kind: str | None = None) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a run cost and where it got: seconds by part, tokens, accuracy at the end and at best.
+    """The cost and result of a run: seconds by part, tokens, accuracy at the end and at best.
 
-    Compiling is a part of its own; `training` is the sum of all parts.
+    Compiling is a separate part; `training` is the sum of all parts.
     """
     seconds: collections.Counter[str] = collections.Counter()
     tokens: collections.Counter[str] = collections.Counter()
@@ -102,12 +102,12 @@ def _folders(runs: Path) -> list[Path]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """What was run, and on what."""
+    """The config and the environment of a run."""
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     named = {name: config[name] for name in FACTS if name in config}
-    # Where things lie on this machine is nobody's business.
+    # Keep only the names: the paths of this machine are private.
     named["model"]["source"] = Path(named["model"]["source"]).name
     options = named["task"]["options"]
     if "folder" in options:
@@ -116,7 +116,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _binned(folder: Path) -> Iterator[dict[str, Any]]:
-    """Evaluations as they are, updates averaged over bins; `clock` is training time without evaluations."""
+    """Evaluations unchanged, updates averaged over bins; `clock` is training time without evaluations."""
     clock, pending = 0.0, []
     for record in records(folder):
         kind, spent = record["kind"], record["seconds"]
@@ -136,13 +136,13 @@ def _binned(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _mean(records: list[dict[str, Any]], name: str) -> float | None:
-    """Over updates; `a/b` is a mean over the things `b`, of which an update may have none."""
+    """The mean over updates. `a/b` is a mean over `b`, so each update is weighted by its number of `b`."""
     weights = [record.get(name.partition("/")[2], 1.0) for record in records]
     return float(np.average([r[name] for r in records], weights=weights)) if any(weights) else None
 
 
 def _law(folder: Path) -> dict[str, Any]:
-    """A run of the grid as the law sees it; null where something never happened."""
+    """A run of the grid with the quantities of the law; null if an event never happened."""
     from mugrpo_jax.report import read_run
     from mugrpo_jax.report import staleness_law as law
 
@@ -184,7 +184,7 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Five digits of every number, and null where there is none: JSON knows neither NaN nor infinity."""
+    """Round every number to five digits; NaN and infinity become null, because JSON does not have them."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list):

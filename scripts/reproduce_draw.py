@@ -1,4 +1,4 @@
-"""The figures of the reproduction, from the files that `reproduce_collect` wrote."""
+"""Draw the figures of the reproduction from the files that `reproduce_collect` wrote."""
 
 import collections
 import itertools
@@ -34,7 +34,7 @@ DIAGNOSTICS = {
 
 
 def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
-    """All that the files allow; `arms` is the order they are shown in."""
+    """Draw all figures that the files allow; `arms` gives the order of the arms."""
     runs, grid = read(results, arms, level)
     if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
@@ -54,10 +54,11 @@ def _colors(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
-    """Over updates, less that of fresh data with the same seed, and, of runs that were alone, over time.
+    """Draw accuracy over updates, its distance to fresh data with the same seed, and accuracy over time.
 
-    Seeds are thin, the mean of those that finished is thick. Standard errors are those of fresh data: they
-    are as large for the others, whose bands would hide it.
+    Only runs that had the GPU to themselves are drawn over time. Thin lines are seeds, thick lines the mean
+    of the finished seeds. Only fresh data has a band of standard errors; the others are as large and would
+    hide it.
     """
     colors = _colors(runs)
     alone = [run for run in runs if run["alone"]]
@@ -104,7 +105,7 @@ def _curve(run: Run, over: str) -> Curve:
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
-    """Over seeds, as far as all of them are; the error is that of one: the problems are the same."""
+    """The mean over seeds, up to the shortest; the error is that of one seed: problems are the same."""
     shortest = min(len(x) for x, _, _ in curves)
     x, y, error = (np.mean([part[:shortest] for part in parts], axis=0) for parts in zip(*curves))
     return x, y, error
@@ -118,7 +119,7 @@ def _line(axis: Axes, curve: Curve, color: Any, *, band: bool) -> None:
 
 
 def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
-    """One seed of each arm, since all would hide one another: that of most arms, or an arm's first."""
+    """One seed per arm, because all seeds would hide each other: the most common seed, or the arm's first."""
     colors = _colors(runs)
     seeds = collections.Counter(run["seed"] for run in runs)
     runs = list(
@@ -131,7 +132,7 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
             style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
             axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
         axis.set_ylabel(label, fontsize=9)
-        if name == "clipped/tokens":  # of P3O nearly all, of others few
+        if name == "clipped/tokens":  # P3O clips nearly all tokens, the others few
             axis.set_yscale("symlog", linthresh=1e-3)
             axis.set_ylim(bottom=0)
     for axis in panels[1]:
@@ -152,7 +153,7 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Accuracy at the end over S·η and over T·η, each with the bound that was fitted; hollow: collapsed."""
+    """Draw the accuracy at the end over S·η and T·η, with the fitted bounds; hollow marks collapsed."""
     colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(row["objective"] for row in rows))}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
@@ -171,7 +172,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
 
 
 def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> None:
-    """Runs that differ in their learning rate and seed alone."""
+    """Runs that differ only in learning rate and seed."""
     rows = sorted(rows, key=lambda row: row["learning_rate"])
     x = [row[factor] * row["learning_rate"] for row in rows]
     y = [row["accuracy_end"] for row in rows]
@@ -185,7 +186,7 @@ def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> N
 
 def _draw_bound(axis: Axes, constant: float, interval: tuple[float, float], color: Any) -> None:
     low, high = interval
-    if low > 0 and math.isfinite(high):  # else the runs bound it on one side only
+    if low > 0 and math.isfinite(high):  # otherwise there is a bound on one side only
         axis.axvspan(low, high, color=color, alpha=0.1, linewidth=0)
         axis.axvline(constant, color=color, linewidth=1, linestyle=":")
 

@@ -1,4 +1,4 @@
-"""Runs of `mugrpo` one after the other or several at once on one GPU, as far as the time goes."""
+"""A queue of `mugrpo` runs on one GPU, one or several at a time, with a time limit."""
 
 import collections
 import dataclasses
@@ -24,10 +24,10 @@ SHOWN = 15  # last lines of the log of a run that failed
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A run: its folder and the arguments of `mugrpo` that make or continue it.
+    """A run: its folder and the `mugrpo` arguments that start or continue it.
 
-    `updates` is where it ends, if it takes any (those of a warm start count up to 0); `dropped` are the parts
-    of the folder that are deleted once it has finished.
+    `updates` is the number of its last update, if it takes any (updates of a warm start count up to 0).
+    `dropped` are the parts of the folder that are deleted when it has finished.
     """
 
     folder: Path
@@ -37,22 +37,22 @@ class Work:
 
     @property
     def log(self) -> Path:
-        """Where its output goes, beside its folder."""
+        """The file for its output, beside its folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def done(self) -> Path:
-        """There once it has finished."""
+        """A file that exists when the run has finished."""
         return self.folder / "done"
 
 
 class Queue:
-    """Runs works in their order, `jobs` at a time, until its time is over.
+    """Run the works in order, `jobs` at a time, until the time is over.
 
-    Runs under way are then asked to stop (SIGTERM: they save, and the next call continues them), and killed
-    if they have not left when `seconds` have passed. A run that had company at any time has a file
-    `shared_gpu` in its folder, one that was continued `resumed`: their wall-clock figures mean nothing.
-    What runs compile is kept in `programs`.
+    Then the current runs get SIGTERM: they save, and the next call continues them. Runs that have not ended
+    after `seconds` are killed. A run that shared the GPU at any time has a file `shared_gpu` in its folder; a
+    run that was continued has a file `resumed`. The wall-clock figures of such runs are not valid. Compiled
+    programs are kept in `programs`.
 
     Attributes:
       failed: names of the runs that ended with an error; the next call tries them again.
@@ -62,9 +62,9 @@ class Queue:
         self._jobs = jobs
         self._environment = {
             "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / jobs:.3f}",
-            "JAX_COMPILATION_CACHE_DIR": str(programs),  # a run that continues compiles nothing again
+            "JAX_COMPILATION_CACHE_DIR": str(programs),  # a continued run does not compile again
         } | os.environ
-        self._margin = 20.0 + 5.0 * jobs  # what saving takes; checkpoints go to the same disk
+        self._margin = 20.0 + 5.0 * jobs  # time for saving; all runs save to the same disk
         self._end = time.monotonic() + seconds
         self._running: dict[Work, subprocess.Popen[bytes]] = {}
         self.failed: list[str] = []
@@ -72,7 +72,7 @@ class Queue:
             signal.signal(number, self._hurry)
 
     def run(self, works: Iterable[Work]) -> bool:
-        """Go through the works; True if all of them are done."""
+        """Run all works; True if all of them are done."""
         works = list(works)
         waiting = collections.deque(work for work in works if not work.done.exists())
         told = time.monotonic()
@@ -81,7 +81,7 @@ class Queue:
                 self._start(waiting.popleft())
             time.sleep(0.5)
             for work, process in list(self._running.items()):
-                if process.poll() is not None and self._left() > 0:  # later, it was stopped and not done
+                if process.poll() is not None and self._left() > 0:  # later it was stopped, not done
                     del self._running[work]
                     self._ended(work, process.returncode)
             if time.monotonic() - told >= EVERY:
@@ -118,7 +118,7 @@ class Queue:
             self.failed.append(work.folder.name)
             say(what="failed", run=work.folder.name, status=status, log=str(work.log), tail=tail(work.log))
             return
-        if work.updates is not None and _updates(work) < work.updates:  # somebody else asked it to stop
+        if work.updates is not None and _updates(work) < work.updates:  # it was stopped from outside
             self._tell_stopped(work, status)
             return
         work.done.touch()
@@ -153,11 +153,11 @@ class Queue:
 
 
 def tail(log: Path) -> list[str]:
-    """The last lines of a log; of a progress bar, which returns to its beginning, each state is one."""
+    """The last lines of a log; each state of a progress bar counts as one line."""
     lines = re.split(r"[\r\n]+", log.read_bytes()[-65536:].decode(errors="replace"))
     return [line for line in lines if line.strip()][-SHOWN:]
 
 
 def _updates(work: Work) -> int:
-    """Updates done; those of a warm start count up to 0."""
+    """Updates done; updates of a warm start count up to 0."""
     return last(work.folder).get("updates", 0)

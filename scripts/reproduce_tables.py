@@ -1,4 +1,4 @@
-"""The tables of the reproduction, as Markdown, from the files that `reproduce_collect` wrote."""
+"""Make the Markdown tables of the reproduction from the files that `reproduce_collect` wrote."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from mugrpo_jax import objectives
 from mugrpo_jax.report import staleness_law as law
 
 Run = dict[str, Any]
-FRESH = "grpo-mu4"  # the arm that all others are held against
+FRESH = "grpo-mu4"  # the arm that all others are compared with
 
 
 def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], list[Run]]:
-    """Runs of the comparison, and those of the grid that were finished."""
+    """The runs of the comparison, and the finished runs of the grid."""
     runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
     grid = results / "law.jsonl"
     return (
@@ -48,7 +48,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
 
 
 def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
-    """Accuracy of all runs, times of those that had the GPU to themselves."""
+    """Accuracy of all runs, and times of the runs that had the GPU to themselves."""
     yield "| arm | seed | updates | start | end | best | generate | update | switch | compile | in all |"
     yield f"|{'---|' * 11}"
     for run in runs:
@@ -70,7 +70,7 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
-    """How far each run is from fresh data with its seed on average: less noise than at the end alone."""
+    """Mean distance of each run to fresh data with the same seed; less noisy than the end alone."""
     if not any(less_fresh(run, runs) for run in runs):
         return
     means = "mean of all evaluations but the first | of the last five"
@@ -90,7 +90,7 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def less_fresh(run: Run, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A run's evaluations less those of fresh data with its seed, where there are both."""
+    """Evaluations of a run minus those of fresh data with the same seed, where both exist."""
     fresh = [other for other in runs if (other["arm"], other["seed"]) == (FRESH, run["seed"])]
     there = {point["updates"]: point["accuracy"] for other in fresh for point in other["evaluations"]}
     return [
@@ -106,7 +106,7 @@ def _over_seeds(distances: Iterable[Sequence[float]]) -> str:
 
 
 def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
-    """How bad it got: a run that recovers does not show it at its end."""
+    """The worst point of each run; a run that recovers does not show it at its end."""
     shares = "most wrong responses with an abandoned token | up to | mean ESS"
     yield f"| arm | seed | lowest accuracy | after | {shares} |"
     yield f"|{'---|' * 7}"
@@ -121,10 +121,10 @@ def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:
-    """What an update costs with its share of everything, and how fresh data compares.
+    """Time per update, with its share of generation and switching, relative to fresh data.
 
-    Parts have compiling left out. The quickest stage is by the clock, which includes it: in a long enough
-    run there is a stage in which nothing is compiled.
+    The parts do not include compiling. The quickest stage is measured by the clock, which includes compiling;
+    a run that is long enough has a stage in which nothing is compiled.
     """
     whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
     alone = [run for run in whole_stages if run["alone"] and run["updates"]]
@@ -145,9 +145,9 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:
-    """Of an update: generation with scoring, the update itself, switching, and their sum.
+    """Milliseconds per update: generation with scoring, the update itself, switching, and their sum.
 
-    Nothing where the file does not tell the parts.
+    Empty if the file does not have the parts.
     """
     spent = {name: 1e3 * seconds / run["updates"] for name, seconds in run["seconds"].items()}
     if "update" not in spent:
@@ -157,7 +157,7 @@ def _milliseconds(run: Run) -> tuple[float, ...]:
 
 
 def _quickest(run: Run) -> float:
-    """Milliseconds an update of the quickest stage, or line of the file where that has more updates."""
+    """Milliseconds per update in the quickest stage, or in the quickest line of the file if longer."""
     clock = {0: 0.0} | {point["updates"]: point["clock"] for point in run["bins"]}
     line = min(point for point in clock if point)
     stage = max(run["batch"]["updates_per_stage"], line)
@@ -169,12 +169,12 @@ def _quickest(run: Run) -> float:
 
 
 def _load_law(path: Path, level: float) -> list[Run]:
-    """Finished runs of the grid; what counts as a collapse is decided here, from their evaluations."""
+    """Finished runs of the grid; collapses are found here, from the evaluations."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         seen = row["evaluations"]
         collapse = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
-        if collapse != row["collapse"]:  # another level than that of the file
+        if collapse != row["collapse"]:  # the level differs from that of the file
             way = None if collapse is None else float(np.interp(collapse, seen["updates"], seen["way"]))
             row |= {"collapse": collapse, "critical_drift": way}
     return [row for row in rows if row["finished"]]
@@ -219,7 +219,7 @@ def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
 
 
 def fits(rows: Sequence[Run]) -> dict[str, objectives.StalenessFit]:
-    """The constants of each objective of which there are runs that differ in µ or η."""
+    """The constants of each objective whose runs differ in µ or η."""
     found = {}
     for name in dict.fromkeys(row["objective"] for row in rows):
         same = [row for row in rows if row["objective"] == name]

@@ -1,7 +1,7 @@
-"""Docstrings as this package writes them, in the form that the documentation understands.
+"""Convert the docstrings of this package into the form that mkdocstrings understands.
 
-Examples stand as `>>>` lines without a heading: they become blocks of code. Arguments that belong together
-share a line (`low, high: bounds`): each gets its own, so that types and defaults are found.
+Examples are `>>>` lines without a heading; they become blocks of code. Several arguments may share a line
+(`low, high: bounds`); each gets its own line, so that mkdocstrings finds its type and default.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the site is made of beside Markdown: pages from code and notebooks, formulas as MathML."""
+"""MkDocs hooks: add pages made from code and notebooks, and convert formulas to MathML."""
 
 import html
 import re
@@ -29,7 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, which browsers draw themselves: no script, nothing fetched."""
+    """Convert formulas to MathML, which browsers draw without a script."""
     content = _BLOCK.sub(lambda match: f"<p>{_mathml(match[1], 'block')}</p>", content)
     return _INLINE.sub(lambda match: _mathml(match[1], "inline"), content)
 

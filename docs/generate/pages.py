@@ -1,4 +1,4 @@
-"""Pages of the reference made from the code: the config's keys, the commands, the notebooks."""
+"""Make reference pages from the code: config keys, commands, notebooks."""
 
 import argparse
 import base64
@@ -32,7 +32,7 @@ def _section(cls: type, prefix: str) -> Iterator[str]:
     plain: list[Any] = []
     nested: list[Any] = []
     for field in dataclasses.fields(cls):
-        # An objective's knobs depend on its name: they have tables of their own.
+        # The knobs depend on the objective, so they have their own table.
         inner = (
             dataclasses.is_dataclass(hints[field.name])
             and hints[field.name] is not objectives.ObjectiveConfig
@@ -123,7 +123,7 @@ def _argument(action: argparse.Action) -> str:
 
 
 def notebook_page(path: Path) -> dict[str, str | bytes]:
-    """A notebook as a page of Markdown beside its pictures, by their places in the documentation."""
+    """A notebook as a Markdown page and its pictures, by their paths in the documentation."""
     files: dict[str, str | bytes] = {}
     parts = []
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
