@@ -59,7 +59,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
-    """Compile the kinds of programs that were too large. The others fitted, and every change shrinks them."""
+    """Compile the kinds of programs that were too large. The others fit, and every change shrinks them."""
     wanted = [p for p in lowered_programs(run, plan.topology.host_devices()) if p.kind in kinds]
     bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
     return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)

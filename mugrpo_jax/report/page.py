@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.files import write_atomically
@@ -112,7 +113,7 @@ def _shown(name: str, panel: Panel | Bars, called: list[str], *, wide: bool) -> 
 def _line_rows(panel: Panel, called: list[str]) -> list[list[str]]:
     rows = [["run", "stage", "line", "first", "last", "least", "largest"]]
     for line in panel.lines:
-        values = line.y[~(line.y != line.y)]
+        values = line.y[~np.isnan(line.y)]
         if len(values):
             stage = "all" if line.stage is None else str(line.stage)
             figures = [values[0], values[-1], values.min(), values.max()]

@@ -40,7 +40,7 @@ def math_reward(response: str, problem: Problem) -> float:
 
 
 def fast_math_reward(response: str, problem: Problem) -> float | None:
-    """`math_reward` in microseconds, if both answers are plain numbers or words; None if they are not.
+    """`math_reward` in microseconds, where comparing numbers or words is enough; None where it is not.
 
     >>> fast_math_reward("#### 1,200 apples", Problem("1", "", "1200"))
     1.0

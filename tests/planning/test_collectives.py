@@ -1,6 +1,6 @@
-"""What the devices tell each other in an update, read from the compiled step on eight simulated devices.
+"""Check the collectives of an update, in the program compiled for eight simulated devices.
 
-A sharding that went wrong still computes the right numbers; it shows only here, or on the bill.
+A wrong sharding still computes the right numbers; it only costs time and memory. Other tests do not see it.
 """
 
 import functools
@@ -18,7 +18,7 @@ from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.rollouts import Shape
 from mugrpo_jax.training import step as training_step
 
-# Every size is a number of its own, so that an array is known by its shape.
+# All sizes are different, so that the shape of an array identifies it.
 MODEL = models.ModelConfig(
     vocab_size=560,
     hidden_size=64,
@@ -47,7 +47,7 @@ def several_chunks_of_logits(monkeypatch):
 
 
 def exchanges(mesh, part):
-    """All exchanges of the gradient of a micro-batch, or of the optimizer's step."""
+    """All collectives of the gradient of a micro-batch, or of the optimizer's step."""
     programs = planned.UpdatePrograms(CONFIG, MODEL, mesh)
     lowered = (
         programs.accumulate(SHAPE, mesh.shape["data"] * mesh.shape["fsdp"])
@@ -58,7 +58,7 @@ def exchanges(mesh, part):
 
 
 def complaints(found, mesh):
-    """What should not be among the exchanges of a gradient, in words."""
+    """Describe the collectives that a gradient should not need."""
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     vocabulary = {MODEL.vocab_size, MODEL.vocab_size // tensor}
     widths = {MODEL.hidden_size, MODEL.hidden_size // fsdp}
@@ -91,7 +91,7 @@ def test_a_gradient_moves_weights_layer_by_layer_and_the_head_once(mesh):
     found = exchanges(mesh, "gradient")
     assert not complaints(found, mesh)
     rows = MODEL.vocab_size // mesh.shape["tensor"]
-    # Gate and up, each once a layer for the forward pass, for its repetition, and for the gradient.
+    # Gate and up are gathered per layer: in the forward pass, in its recomputation, and for the gradient.
     gate = (MODEL.hidden_size, MODEL.intermediate_size // mesh.shape["tensor"])
     gathers = [e for e in found if e.kind == "all-gather" and e.result[0].dims == gate]
     assert {e.count for e in gathers} == {MODEL.num_layers} and 4 <= len(gathers) <= 6

@@ -1,4 +1,4 @@
-"""Plans: known shapes, the shipped configs, costs read from programs, what fits and what is said if not."""
+"""Plans: known model shapes, the shipped configs, costs of compiled programs, and memory checks."""
 
 import dataclasses
 import json
@@ -180,7 +180,7 @@ def test_a_loop_that_may_end_early_counts_in_full_if_it_has_one_counter():
 
     once = 2 * 8 * 32 * 32
     assert loop(lambda i, x: i < 5) == 5 * once
-    # Another reason to stop: the decode loop, whose cost is asked for by the step.
+    # The loop can end for another reason, like the decode loop: its cost is that of one step.
     assert loop(lambda i, x: (i < 5) & (x.sum() < 1e-3)) == once
     assert loop(lambda i, x: (jnp.sum(x > 0) < 7) & (i < 5)) == once
     assert loop(lambda i, x: jnp.sum(x > 0) < 7) == once
@@ -224,7 +224,7 @@ def test_seconds_follow_from_costs_and_peaks():
 
 def test_only_shapes_that_decide_about_memory_are_compiled():
     alike = plan_buckets(1024, 4096, unit=128)
-    (found,) = largest_shapes(alike)  # as many tokens as the others, in the longest rows
+    (found,) = largest_shapes(alike)  # all shapes have as many tokens; this one has the longest rows
     assert (found.length, found.tokens) == (1024, 4096) and len(alike.shapes) > 4
     (padded,) = largest_shapes(plan_buckets(1024, 512, 8, unit=128))  # a row on each of eight devices
     assert (padded.length, padded.tokens) == (1024, 8 * 1024)
@@ -247,7 +247,7 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
     assert plan.fits and plan.peak == max(program.peak for program in plan.programs)
     assert set(update.cost.by_kind()) >= {"all-gather", "all-reduce"} and update.cost.flops > 0
     assert optimizer.cost.flops == 0
-    # Forward and backward of every matrix: six times its size for each token, on an eighth of the devices.
+    # Forward and backward pass: 6 FLOPs per weight and token, divided over eight devices.
     matrices = plan.run.model.num_params * 6 * 512 / 8
     assert 0.8 * matrices < update.cost.flops < 1.8 * matrices
     assert plan.estimate() is None  # a CPU has no published peak
@@ -290,7 +290,7 @@ def test_what_is_too_large_is_named_with_what_would_fit(plan, monkeypatch):
 
 
 def test_a_proposal_is_compiled_and_fits(plan):
-    # Room for the state without drift, but not for the one with it.
+    # Memory for the state without the drift arrays, but not with them.
     least = max(program.peak for program in plan.programs) - plan.run.memory.drift // 2
     chip = dataclasses.replace(plan.topology.chip, memory=int(least / 0.96))
     tight = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, chip=chip))

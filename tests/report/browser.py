@@ -1,4 +1,4 @@
-"""Headless Chromium for the tests, spoken to over its debugging pipe: nothing but the standard library."""
+"""Headless Chromium for the tests, controlled over its debugging pipe with the standard library only."""
 
 import base64
 import itertools
@@ -18,7 +18,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One tab. `problems` gathers what its console called an error and every request that left the disk."""
+    """One tab. `problems` collects console errors and all requests that are not for local files."""
 
     def __init__(self, profile: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
@@ -42,7 +42,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method, **params):
-        """One command of the protocol and its answer; events that come before it are looked at."""
+        """Send one command and return its answer. Events that arrive before the answer are handled."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -55,7 +55,7 @@ class Browser:
         return answer["result"]
 
     def open(self, path: Path, *, wait="document.body.dataset.ready === 'yes'") -> None:
-        """Load a file and wait until an expression holds in it."""
+        """Load a file and wait until an expression is true in it."""
         self.problems.clear()
         self._events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
@@ -79,7 +79,7 @@ class Browser:
         return found["result"].get("value")
 
     def resize(self, width: int, height: int) -> None:
-        """The size of the window, in CSS pixels; narrow ones are phones."""
+        """Set the size of the window in CSS pixels; a narrow window is a phone."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -89,22 +89,22 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """`light` or `dark`, as the system would say."""
+        """Set the colour scheme of the system to `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """A key on the keyboard, such as `Tab`, 9."""
+        """Press a key, such as `Tab`, 9."""
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """A screenshot as PNG."""
+        """Save a screenshot as PNG."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def print(self, path: Path) -> None:
-        """The page as PDF."""
+        """Save the page as PDF."""
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
 
     def close(self) -> None:

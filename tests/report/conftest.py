@@ -1,4 +1,4 @@
-"""A browser for all tests of the page, where there is one."""
+"""A browser for all tests of the page, if one is installed."""
 
 import pytest
 from browser import PATH, Browser

@@ -1,4 +1,4 @@
-"""Folders of believable runs, written without running anything. Every number follows from its place."""
+"""Write folders of synthetic runs, without running anything."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from mugrpo_jax import config as configs
 
 
 def write_run(folder, *, stages=3, mu=24, done=None, samples=2, rate=1e-4, seed=0, overrides=()):
-    """A run of `stages` stages of `mu` updates, of which `done` were made; ends in a line cut by a kill."""
+    """A run of `stages` stages of `mu` updates, stopped after `done`. The last line of the journal is cut."""
     given = [f"batch.stages={stages}", f"batch.updates_per_stage={mu}", f"optimizer.learning_rate={rate}"]
     config = configs.load(None, [*given, *overrides])
     folder.mkdir(parents=True)
@@ -31,7 +31,7 @@ def write_run(folder, *, stages=3, mu=24, done=None, samples=2, rate=1e-4, seed=
 
 
 def write_samples(folder, stage, count, tokens=6):
-    """The first half is right; of a wrong one everything behind token 2 is vetoed."""
+    """Samples of a stage. The first half is right; in the wrong half all tokens after token 2 are vetoed."""
     (folder / "samples").mkdir(exist_ok=True)
     found = []
     for i in range(count):

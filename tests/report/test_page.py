@@ -9,8 +9,8 @@ from mugrpo_jax import report
 from mugrpo_jax.report import panels
 
 FIGURES = [f"figure-{m.__name__.replace('_', '-')}" for makers in panels.SECTIONS.values() for m in makers]
-# Coloured pixels of a chart, all or those of the first run (blue) or the second (orange). Its canvases are
-# below shadow roots.
+# Counts the coloured pixels of a chart: all, or those of the first run (blue) or of the second (orange). The
+# canvases of a chart are inside shadow roots.
 INK = """(id, which) => {
   const canvases = [];
   const walk = (node) => {
@@ -207,7 +207,7 @@ def test_4096_updates_are_small_and_quickly_there(browser, tmp_path):
     page = report.write_page([report.read_run(folder)], tmp_path / "report.html")
     assert page.stat().st_size < 5_000_000
     waited = []
-    for _ in range(3):  # the machine may be busy with other tests: the best of three counts
+    for _ in range(3):  # take the best of three, because other tests may slow the machine
         browser.open(page)
         waited.append(int(browser.evaluate("document.body.dataset.interactive")))
     assert min(waited) < 2000 and browser.problems == []

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Answer pairs with their verdicts: (gold, a response or its final answer, equal)."""
+"""Pairs of a right answer and another answer, and responses, with whether they are equal."""
 
 EQUAL = [
     # whole numbers and decimals

@@ -1,4 +1,4 @@
-"""Rewards that misbehave on request: the response says how."""
+"""A reward that misbehaves in the way that the response names."""
 
 import os
 import sys

@@ -20,7 +20,7 @@ CASES = [(name, difficulty) for name, levels in DIFFICULTIES.items() for difficu
 
 
 def key_of(name: str, problem: Problem) -> str:
-    """What a problem asks, read from its text and not with the generator's own key."""
+    """A key for what a problem asks, from its text and independent of the generator's key."""
     if name == "arithmetic":
         return " ".join(sorted(re.findall(r"\d+", problem.prompt)))
     if name == "countdown":

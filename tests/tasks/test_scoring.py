@@ -116,7 +116,7 @@ def test_a_worker_whose_parent_is_gone_ends():
 
 
 def running(pid: int) -> bool:
-    """True for a process that is there and not a zombie nobody has waited for."""
+    """True if the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
