@@ -225,7 +225,8 @@ def _run(config: "RunConfig", folder: Path, *, dry: bool) -> None:
     import jax
 
     from mugrpo_jax.loop import stages
-    from mugrpo_jax.planning import check_memory, describe_data, plan_run
+    from mugrpo_jax.loop.preflight import describe_data
+    from mugrpo_jax.planning import check_memory, plan_run
 
     plan = plan_run(config)
     if jax.process_index() == 0:

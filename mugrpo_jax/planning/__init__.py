@@ -1,6 +1,5 @@
 """What a run will do and need before anything is allocated: from its config, or compiled for devices."""
 
-from mugrpo_jax.loop.preflight import describe_data as describe_data
 from mugrpo_jax.planning.chips import CHIPS as CHIPS
 from mugrpo_jax.planning.chips import Chip as Chip
 from mugrpo_jax.planning.chips import Topology as Topology

@@ -29,7 +29,7 @@ from mugrpo_jax.planning.programs import (
     sampler_programs,
 )
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
-from mugrpo_jax.setup.run_setup import policy_shape
+from mugrpo_jax.setup.run_model import run_model_shape
 
 _USABLE = 0.96  # of a chip's memory; the rest is the runtime's and lost between buffers
 
@@ -161,7 +161,7 @@ def compile_plan(
       progress: show a bar.
     """
     topology = find_topology(topology) if isinstance(topology, str) else topology
-    model = policy_shape(config)
+    model = run_model_shape(config)
     plan = _compiled(config, model, topology, assumed or Assumptions(), progress)
     if plan.fits or not propose:
         return plan

@@ -30,7 +30,7 @@ from mugrpo_jax.sampling.programs import (
     mesh_of,
     run_prompts,
 )
-from mugrpo_jax.setup.run_setup import step_options, update_buckets
+from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 # Instructions are packed without search: machine code takes most of the time and decides neither memory nor
 # messages.

@@ -6,19 +6,6 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from mugrpo_jax.rollouts.shard_writer import ShardCollector
-from mugrpo_jax.sampling import Sampler
-
-
-def show_sampling(bar: Any, sampler: Sampler, collector: ShardCollector) -> None:
-    """Count a response, and now and then the rate, the busy slots and the mean reward."""
-    bar.update()
-    if bar.n % 64 == 0:
-        reward = f"{collector.reward / collector.scored:.3f}" if collector.scored else "–"
-        rate = sampler.stats.tokens / max(bar.format_dict["elapsed"], 1e-9)
-        occupancy = f"{sampler.stats.occupancy:.0%}"
-        bar.set_postfix({"tok/s": f"{rate:,.0f}", "slots": occupancy, "reward": reward}, refresh=False)
-
 
 def headline(record: dict[str, Any]) -> dict[str, str]:
     """The few numbers that matter while a stage is optimised."""

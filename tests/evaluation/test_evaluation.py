@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mugrpo_jax.evaluation.evaluate import (
+from mugrpo_jax.evaluation import (
     Estimate,
-    Request,
-    Response,
+    GeneratedResponse,
+    WantedResponse,
     as_table,
     average_at_k,
     average_results,
@@ -30,7 +30,9 @@ def respond(request):
     rng = random.Random(f"{request.index}/{request.sample}")
     right = rng.random() < (request.index + 1) / 14
     text = request.problem.solution if right else rng.choice(["1+1+0=02;2", "1+1+0", ";7"])
-    return Response(request.index, request.sample, text, "stop" if ";" in text else "length", len(text))
+    return GeneratedResponse(
+        request.index, request.sample, text, "stop" if ";" in text else "length", len(text)
+    )
 
 
 def generate(requests):
@@ -116,7 +118,7 @@ def test_bootstrap_refuses_what_it_cannot_do(values, options):
 
 def test_the_result_is_the_statistics_of_its_responses():
     result = run()
-    rows = [[respond(Request(i, s, PROBLEMS[i])) for s in range(4)] for i in range(len(PROBLEMS))]
+    rows = [[respond(WantedResponse(i, s, PROBLEMS[i])) for s in range(4)] for i in range(len(PROBLEMS))]
     right = [[r.text.partition(";")[2] == PROBLEMS[r.index].answer for r in row] for row in rows]
     assert result.problems == 12 and result.samples == 4
     assert result.per_problem["avg@4"] == [sum(row) / 4 for row in right]
