@@ -12,7 +12,7 @@ import yaml
 from mugrpo_jax import evaluation
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
-from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_sampler
+from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
 from mugrpo_jax.sampling.generate import claim_output
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
 from mugrpo_jax.tasks import ANSWERS, Problem, Task, load_reward, load_task, make_scorer
@@ -125,15 +125,7 @@ def _responses(
     """Responses of a sampler that is planned for the requests that are wanted."""
 
     def open_sampler(requests: list[Request]) -> Sampler:
-        longest = max(len(request.prompt) for request in requests)
-        plan = plan_sampler(
-            model.config,
-            max_prompt=longest,
-            max_length=longest + settings.max_tokens,
-            slots=slots,
-            samples=sum(len(request.seeds) for request in requests),
-            dtype=jnp.dtype(settings.dtype),
-        )
+        plan = plan_for_requests(model.config, requests, slots=slots, dtype=jnp.dtype(settings.dtype))
         return Sampler(model.graphdef, model.params, plan)
 
     def tokens(problem: Problem) -> list[int]:

@@ -159,20 +159,9 @@ def score_problems(
         if (key := (response.index, response.sample)) not in missing:
             raise ValueError(f"{name}: generate returned (index, sample) {key}, not or no longer wanted")
         missing.remove(key)
-        results.add(
-            ScoredResponse(
-                index=response.index,
-                sample=response.sample,
-                problem=problems[response.index].id,
-                value=score.value,
-                status=score.status,
-                detail=score.detail,
-                answer=None if answer_of is None else answer_of(response.text),
-                finish_reason=response.finish_reason,
-                length=response.length,
-                text=response.text,
-            )
-        )
+        answer = None if answer_of is None else answer_of(response.text)
+        problem = problems[response.index].id
+        results.add(ScoredResponse(problem=problem, answer=answer, **vars(score), **vars(response)))
     if missing and stopped():
         return None
     if missing:

@@ -5,6 +5,7 @@ from mugrpo_jax.sampling.generate import generate_file as generate_file
 from mugrpo_jax.sampling.logits import draw as draw
 from mugrpo_jax.sampling.logits import transform_logits as transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan as SamplerPlan
+from mugrpo_jax.sampling.plan import plan_for_requests as plan_for_requests
 from mugrpo_jax.sampling.plan import plan_sampler as plan_sampler
 from mugrpo_jax.sampling.programs import lower_decode as lower_decode
 from mugrpo_jax.sampling.requests import Request as Request

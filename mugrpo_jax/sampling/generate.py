@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from mugrpo_jax import files
 from mugrpo_jax.models import ModelConfig, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
-from mugrpo_jax.sampling.plan import SamplerPlan, plan_sampler
+from mugrpo_jax.sampling.plan import SamplerPlan, plan_for_requests
 from mugrpo_jax.sampling.requests import Request, Response, SamplingSettings, encode_prompt, make_request
 from mugrpo_jax.sampling.sampler import Sampler
 
@@ -109,7 +109,6 @@ def _records(
     progress: bool,
 ) -> Iterator[dict[str, Any]]:
     """The responses that are not done yet, in the order in which they finish."""
-    dtype = jnp.dtype(settings.dtype)
     if not len(prompts) or len(done) == len(prompts) * settings.samples:
         return
     if isinstance(model, LoadedModel):
@@ -117,17 +116,8 @@ def _records(
     else:
         config, tokenizer = model_shape(model), model_tokenizer(model)
     requests = _requests(config, tokenizer, prompts, settings, done)
+    plan = plan_for_requests(config, requests, slots=slots, mesh=mesh, dtype=jnp.dtype(settings.dtype))
     count = sum(len(request.seeds) for request in requests)
-    longest = max(len(request.prompt) for request in requests)
-    plan = plan_sampler(
-        config,
-        max_prompt=longest,
-        max_length=longest + settings.max_tokens,
-        slots=slots,
-        samples=count,
-        mesh=mesh,
-        dtype=dtype,
-    )
     bar = tqdm(total=count, unit=" responses", disable=not progress)
     bar.write(str(plan)) if progress else None
     with bar, _sampler(model, plan) as sampler:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh
+from mugrpo_jax.sampling.requests import Request
 
 _MOST_SLOTS = {"cpu": 16}  # per data-parallel device; on other platforms `_MANY_SLOTS`, more gain little
 _MANY_SLOTS = 2048
@@ -165,6 +167,18 @@ def plan_sampler(
     candidates = [sized(count) for count in _halving(_round_up(most, devices), devices)]
     return next((plan for plan in candidates if _fits(plan)), None) or _fitting(
         candidates[-1], candidates[-1]
+    )
+
+
+def plan_for_requests(config: ModelConfig, requests: Sequence[Request], **options: Any) -> SamplerPlan:
+    """Plan a sampler that fits some requests; `options` are those of `plan_sampler`."""
+    longest = max(len(request.prompt) for request in requests)
+    return plan_sampler(
+        config,
+        max_prompt=longest,
+        max_length=longest + max(max(request.limits) for request in requests),
+        samples=sum(len(request.seeds) for request in requests),
+        **options,
     )
 
 
