@@ -38,7 +38,8 @@ from mugrpo_jax.planning.run_programs import (
 from mugrpo_jax.rollouts import Update
 from mugrpo_jax.rollouts.micro_batches import Row, arrange
 from mugrpo_jax.sampling import Request, Sampler, plan_sampler
-from mugrpo_jax.setup.run_setup import policy_shape, step_options, update_buckets
+from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
         "track_drift=false",
     ]
     config = configs.load(None, overrides)
-    model = policy_shape(config)
+    model = run_model_shape(config)
     mesh = models.make_mesh(devices=topology.devices)
     programs = UpdatePrograms(config, model, mesh)
     compiled = [compile_program(program, topology) for program in programs.lowered()]
@@ -176,7 +177,7 @@ def _update(case: Case, config: configs.RunConfig, model: ModelConfig, mesh: Any
 
 def decode(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fill every slot once and decode to the end."""
-    model = policy_shape(configs.load(None, [f"model.source={case.source}"]))
+    model = run_model_shape(configs.load(None, [f"model.source={case.source}"]))
     config = configs.load(None)
     plan = plan_sampler(
         model, max_prompt=case.prompt, max_length=case.prompt + case.response, slots=case.slots

@@ -29,8 +29,8 @@ import numpy as np
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import OptimizerSection
-from mugrpo_jax.loop.pending_metrics import InFlight
-from mugrpo_jax.rollouts import Group, Rollout, Stage, Update, UpdateStream, plan_buckets
+from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, Update, UpdateStream, plan_buckets
 
 PROMPTS, GROUP = 32, 8
 WARM_UP = 3
@@ -70,12 +70,12 @@ def main() -> None:
             say(what="share", share_prompts=share, whole_of_bare=round(whole / bare, 4))
 
 
-def make_stage(case: Case, folder: Path) -> Stage:
+def make_stage(case: Case, folder: Path) -> RolloutFolder:
     """Random responses with a long tail of lengths, written as a run writes them."""
     rng = np.random.default_rng(0)
     low, high = case.response
     prompts = PROMPTS * (case.updates + WARM_UP)
-    stage = Stage(folder, {"made": "at random"}, prompts, 64)
+    stage = RolloutFolder(folder, {"made": "at random"}, prompts, 64)
     vocabulary = case.bare.model.vocab_size
 
     def rollout() -> Rollout:
@@ -102,7 +102,7 @@ def make_stage(case: Case, folder: Path) -> Stage:
     return stage
 
 
-def stream(case: Case, stage: Stage, share: bool) -> UpdateStream:
+def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
     longest = case.prompt + case.response[1]
     return UpdateStream(
         stage,
@@ -129,7 +129,7 @@ def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.Tr
     return training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state), state
 
 
-def measure_whole(case: Case, stage: Stage, share: bool) -> float:
+def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:
     """Tokens a second of whole updates from disk; its parts are printed."""
     step, state = make_step(case, share)
     kept = list(stream(case, stage, share))
@@ -143,14 +143,14 @@ def measure_whole(case: Case, stage: Stage, share: bool) -> float:
 
     updates = stream(case, stage, share)
     recorded: list[dict[str, float]] = []
-    in_flight = InFlight(lambda about, metrics, seconds: recorded.append(metrics))
+    pending = PendingMetrics(lambda about, metrics, seconds: recorded.append(metrics))
     for number, update in enumerate(updates):
         if number == WARM_UP:
             jax.block_until_ready(state.params)
             started = time.perf_counter()
         state, metrics = step(state, update)
-        in_flight.add(None, metrics)
-    in_flight.flush()
+        pending.add(None, metrics)
+    pending.flush()
     jax.block_until_ready(state.params)
     whole = time.perf_counter() - started
 

@@ -21,7 +21,7 @@ from mugrpo_jax.planning import CHIPS, Assumptions, find_topology
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.program_cost import COLLECTIVES
 from mugrpo_jax.planning.run_programs import UpdatePrograms, compile_program
-from mugrpo_jax.setup.run_setup import policy_shape
+from mugrpo_jax.setup.run_model import run_model_shape
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "targets" / "qwen2.5_math_7b_v5p_32.yaml"
@@ -59,7 +59,7 @@ def measure(devices: int, tokens: int) -> dict[str, Any]:
         "model.remat=full",
     ]
     config = configs.load(CONFIG, overrides)
-    programs = UpdatePrograms(config, policy_shape(config), topology_mesh(config, topology))
+    programs = UpdatePrograms(config, run_model_shape(config), topology_mesh(config, topology))
     program = compile_program(next(programs.lowered()), topology)
     assert program.cost is not None
     kinds = program.cost.by_kind()

@@ -35,9 +35,9 @@ def at(owner, name, count, signal_number, *, after=False):
 
 POINTS = {
     "scoring": (InlineScorer, "submit", False),
-    "before a shard": (store.Stage, "write_shard", False),
+    "before a shard": (store.RolloutFolder, "write_shard", False),
     "inside a shard": (store, "write_json", False),  # the records are written, nothing is renamed
-    "before the manifest": (store.Stage, "commit", False),
+    "before the manifest": (store.RolloutFolder, "commit", False),
     "before an update": (UpdateStep, "gradient", False),
     "after an update": (UpdateStep, "gradient", True),
     "journal": (Journal, "write", True),

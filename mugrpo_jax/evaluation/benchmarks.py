@@ -1,4 +1,4 @@
-"""Models on benchmarks: any model or checkpoint, one task or several, a file of responses for each."""
+"""Evaluation of a model or checkpoint on the held-out problems of one or more tasks: `mugrpo eval`."""
 
 import dataclasses
 import hashlib
@@ -8,16 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import yaml
-from tqdm import tqdm
 
 from mugrpo_jax import evaluation
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
-from mugrpo_jax.sampling import Request, Sampler, Settings, plan_sampler, request_seeds
-from mugrpo_jax.sampling.generate import claim_output
-from mugrpo_jax.setup.run_setup import prompt_tokens
+from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
+from mugrpo_jax.sampling.generate_text import claim_output
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
-from mugrpo_jax.tasks import ANSWER_READERS, Task, load_reward, load_task, make_scorer
+from mugrpo_jax.tasks import ANSWER_READERS, Problem, Task, load_reward, load_task, make_scorer
 
 
 def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[Path, Task]:
@@ -36,7 +34,7 @@ def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[P
 
 
 def _options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each task: the options of all, then those with its name before them."""
+    """Options of each task: those without a task name, then those with its name."""
     of_all: dict[str, Any] = {}
     of_one: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
@@ -70,19 +68,19 @@ def benchmark(
 ) -> Iterator[evaluation.EvalResult]:
     """Evaluate a model on the held-out problems of tasks, one result after the other.
 
-    Interrupted, the same call continues. What can be checked is checked before the first response.
+    After an interruption the same call continues. Arguments are checked before the first response.
 
     Args:
-      name: what `load_model` takes, or the folder of a run.
-      tasks: whose `test` parts are used, each with its file: one JSON line a scored response. The settings
-        are kept beside it, and others are refused.
-      step, best: of a run, which checkpoint; see `checkpoint_step`.
-      reward: in place of the tasks' own.
-      problems: only so many of each; None takes all.
+      name: a model for `load_model`, or the folder of a run.
+      tasks: tasks whose `test` part is used, by their results file: one JSON line per scored response. The
+        settings are stored beside it, and a call with other settings is refused.
+      step, best: the checkpoint of a run; see `checkpoint_step`.
+      reward: replaces the tasks' own reward.
+      problems: number of problems of each task; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
-      **settings: fields of `sampling.Settings`.
+      **settings: fields of `sampling.SamplingSettings`.
     """
-    chosen = Settings(**settings)
+    chosen = SamplingSettings(**settings)
     if is_run(name):
         step = checkpoint_step(Path(name), step=step, best=best)
     elif step is not None or best:
@@ -101,7 +99,7 @@ def benchmark(
         with make_scorer(judge) as scorer:
             yield evaluation.evaluate(
                 task.test[:problems],
-                responder(model, chosen, slots=slots),
+                _responses(model, chosen, task.name, slots),
                 scorer,
                 samples=chosen.samples,
                 ks=sorted({1, chosen.samples}),
@@ -112,7 +110,7 @@ def benchmark(
 
 
 def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str, str]:
-    """What a file of results is about."""
+    """Identifies the problems and the reward of a results file."""
     answers = "\n".join(f"{problem.id} {problem.answer}" for problem in task.test[:problems])
     return {
         "task": task.name,
@@ -121,47 +119,16 @@ def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str,
     }
 
 
-def responder(model: LoadedModel, settings: Settings, *, slots: int | None = None) -> evaluation.Generate:
-    """A `generate` for `evaluation.evaluate`: a response depends on its problem and sample alone."""
+def _responses(
+    model: LoadedModel, settings: SamplingSettings, name: str, slots: int | None
+) -> evaluation.Generate:
+    """Responses of a sampler that is planned for the requests that are wanted."""
 
-    def generate(wanted: list[evaluation.Request]) -> Iterator[evaluation.Response]:
-        groups: dict[int, list[evaluation.Request]] = {}
-        for item in wanted:
-            groups.setdefault(item.index, []).append(item)
-        requests = [_request(model, settings, group) for group in groups.values()]
-        longest = max(len(request.prompt) for request in requests)
-        plan = plan_sampler(
-            model.config,
-            max_prompt=longest,
-            max_length=longest + settings.max_tokens,
-            slots=slots,
-            samples=len(wanted),
-            dtype=jnp.dtype(settings.dtype),
-        )
-        with Sampler(model.graphdef, model.params, plan) as sampler:
-            for response in tqdm(sampler.run(requests), total=len(wanted), unit=" responses"):
-                yield evaluation.Response(
-                    index=response.index,
-                    sample=groups[response.index][response.sample].sample,
-                    text=model.tokenizer.decode(response.tokens.tolist()),
-                    finish_reason=response.finish_reason,
-                    length=len(response.tokens),
-                )
+    def open_sampler(requests: list[Request]) -> Sampler:
+        plan = plan_for_requests(model.config, requests, slots=slots, dtype=jnp.dtype(settings.dtype))
+        return Sampler(model.graphdef, model.params, plan)
 
-    return generate
+    def tokens(problem: Problem) -> list[int]:
+        return encode_prompt(model.tokenizer, problem.prompt)
 
-
-def _request(model: LoadedModel, settings: Settings, group: list[evaluation.Request]) -> Request:
-    """The samples of one problem that are still wanted."""
-    first = group[0]
-    seeds = request_seeds(settings.seed, first.index, samples=settings.samples)
-    return Request(
-        prompt=prompt_tokens(model.tokenizer, first.problem),
-        seeds=seeds[[item.sample for item in group]],
-        max_tokens=settings.max_tokens,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        stop=sorted(model.tokenizer.eos_ids),
-        index=first.index,
-    )
+    return evaluation.sampled_responses(open_sampler, tokens, model.tokenizer, settings, title=name)

@@ -1,4 +1,4 @@
-"""The run itself: µ-GRPO top to bottom in `stages`, its phases, resuming and replaying."""
+"""The training loop: µ-GRPO from top to bottom in `stages`, and one file per phase."""
 
 from mugrpo_jax.loop.stages import train as train
 from mugrpo_jax.loop.stages import warm_start as warm_start

@@ -1,4 +1,4 @@
-"""Updates under way: the host runs ahead of the device, and the records follow."""
+"""Metrics of updates that the device has not finished: the host runs ahead, and reads them later."""
 
 import collections
 import time
@@ -9,28 +9,28 @@ import jax
 
 from mugrpo_jax.runs.compile_clock import compile_clock
 
-_AHEAD = 2  # updates that the device may still be working on while the host prepares the next
+_AHEAD = 2  # updates that the host may dispatch before it reads the metrics of an earlier one
 
 
-class InFlight:
-    """Updates that were dispatched and not yet recorded.
+class PendingMetrics:
+    """A queue of updates that were dispatched but not yet recorded.
 
-    Reading an update's metrics waits for the device, so they are read when `_AHEAD` later updates have been
-    dispatched: the device always has work while the host arranges the next batch and writes the journal.
+    Reading an update's metrics waits for the device. So they are read after `_AHEAD` later updates have been
+    dispatched: the device has work while the host prepares the next batch and writes the journal.
     """
 
     def __init__(self, record: Callable[[Any, dict[str, float], dict[str, float]], None]) -> None:
         """Call `record(about, metrics, seconds)` for each update, in order.
 
-        `seconds["update"]` runs from one record to the next, so those of a phase add up to its wall time;
-        `seconds["compile"]` is the part of it that went into compiling.
+        `seconds["update"]` is the time since the last record, so the sum over a phase is its wall time.
+        `seconds["compile"]` is the part of it that was spent on compiling.
         """
         self._record = record
         self._waiting: collections.deque[tuple[Any, Mapping[str, jax.Array]]] = collections.deque()
         self.restart()
 
     def add(self, about: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """Take an update that was just dispatched; record those that are old enough."""
+        """Add an update that was just dispatched; record those that are old enough."""
         for value in metrics.values():
             value.copy_to_host_async()
         self._waiting.append((about, metrics))
@@ -38,12 +38,12 @@ class InFlight:
             self._finish_one()
 
     def flush(self) -> None:
-        """Record all: before a checkpoint, or a kill after it would lose their lines."""
+        """Record all updates; call it before a checkpoint, so that a kill after it loses no record."""
         while self._waiting:
             self._finish_one()
 
     def restart(self) -> None:
-        """The time since the last record belonged to something else."""
+        """Start the time of the next record now, after work that is not part of an update."""
         self._since, self._compiled = time.monotonic(), compile_clock().seconds
 
     def _finish_one(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run will be asked: read from local files before anything is trained."""
+"""The data of a run, described before training starts; only local files are read."""
 
 import textwrap
 
@@ -10,7 +10,7 @@ _SOURCES = ("folder", "train", "test")
 
 
 def describe_data(config: RunConfig) -> str:
-    """How many problems there are, and the first of them, abridged. What is on the Hub is not fetched."""
+    """The number of problems, and a shortened first problem. Data on the Hub is not downloaded."""
     if config.replay.run is not None:
         stage = replay.rollouts(config)
         return f"data        {stage.prompts:,} prompts with their responses in {stage.folder}"

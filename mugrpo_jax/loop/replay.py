@@ -1,8 +1,8 @@
-"""A stage of another run optimised again without generating, with another objective or other settings.
+"""Replay: optimise a stage of another run again, with another objective or other settings.
 
-The rollouts stay where they are. The new run starts from the weights and the optimizer state that the other
-run had when it generated them, so with the same settings it ends with the same parameters, bit for bit.
-Whatever would make the rollouts those of another policy is refused.
+The rollouts are read from the other run's folder. The new run starts from the weights and the optimizer state
+with which the other run generated them, so with the same settings it ends with the same parameters, bit for
+bit. Settings that would have given other rollouts are refused.
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.rollouts import RolloutError, Stage, open_stage
+from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 
-def rollouts(config: RunConfig) -> Stage:
-    """The stage that `config` replays, its files and its origin checked."""
+def rollouts(config: RunConfig) -> RolloutFolder:
+    """The rollouts that `config` replays, after checking their files and their origin."""
     other, other_config = _other(config)
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:
@@ -34,9 +34,9 @@ def rollouts(config: RunConfig) -> Stage:
 
 
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
-    """State and cursor from which the other run generated the stage, onto the shardings of `targets`.
+    """State and cursor with which the other run generated the stage, with the shardings of `targets`.
 
-    None where they are the beginning of `config` itself: in stage 0 of a run without a warm start.
+    None in stage 0 of a run without a warm start: `config` itself starts there.
     """
     other, other_config = _other(config)
     first = config.replay.stage * other_config.batch.updates_per_stage
@@ -61,7 +61,7 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
 
 
 def _origin(config: RunConfig) -> dict[str, Any]:
-    """What decides the weights, the rollouts and the shape of the training state at a stage's start."""
+    """The settings that determine weights, rollouts and the training state's shape at a stage's start."""
     whole = configs.to_dict(config)
     return {
         "seed": config.seed,

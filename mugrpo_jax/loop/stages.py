@@ -3,13 +3,14 @@
 How it departs from GRPO (arXiv 2402.03300):
 
 1. A stage generates all its rollouts at once, from one frozen policy, and then takes µ updates on them
-   (1024 by default; GRPO is this same loop with µ = 4). One pass over the data unless asked for more.
-2. The sampler and the optimizer never share the device: the sampler's weights and cache are gone before the
-   first update.
+   (1024 by default; GRPO is this same loop with µ = 4). Each rollout is used once unless the config asks for
+   more epochs.
+2. The sampler and the optimizer never share the device: the memory of the sampler's weights and cache is free
+   before the first update.
 3. Log-probs of the behavior policy are recorded while decoding and never recomputed.
-4. Ratios are kept up to 5 instead of 1.2, and nothing is clipped from below: stale tokens still teach.
-5. In a response with negative advantage, everything behind the first token that the policy has abandoned
-   (ratio < 1e-4) is vetoed, recomputed at every update with the current weights.
+4. The upper clip of the ratio is 5 instead of 1.2, and there is no lower clip: stale tokens still contribute.
+5. In a response with negative advantage, the veto finds the first token whose ratio fell below 1e-4 and drops
+   all later tokens from the loss. Every update computes the veto again with the current weights.
 6. There is no KL term and no dual clip. The optimizer's state carries over between stages.
 7. Rollouts are files: a stage can be inspected, optimised again, or replayed with another objective.
 
@@ -18,35 +19,37 @@ How it departs from GRPO (arXiv 2402.03300):
 
 from pathlib import Path
 
-import jax
-
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.loop.job import Job
-from mugrpo_jax.runs.stop import StopRequest
+from mugrpo_jax.loop.context import open_run
+from mugrpo_jax.loop.generation import generate_rollouts
+from mugrpo_jax.loop.held_out import held_out_accuracy
+from mugrpo_jax.loop.resume import resume, save_if_due
+from mugrpo_jax.loop.updates import optimise
 from mugrpo_jax.training import Cursor
 
 
 def train(config: RunConfig, folder: Path) -> Path:
     """Run, or continue, everything that `config` describes; returns the run's folder."""
-    with StopRequest() as stop, Job.open(config, folder, stop) as job, jax.set_mesh(job.policy.mesh):
-        state, cursor = job.resume()
+    with open_run(config, folder) as run:
+        state, cursor = resume(run)
         for stage in range(cursor.stage, config.stages.stop):
             if cursor.update == 0:
-                job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
+                save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
                 state = training.start_stage(state)  # θ becomes b, the behavior policy
-            rollouts = job.generate(state, stage, cursor)
-            for state, cursor in job.optimise(state, stage, rollouts, cursor):  # noqa: B020
-                job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
+            rollouts = generate_rollouts(run, state, stage, cursor)
+            for state, cursor in optimise(run, state, stage, rollouts, cursor):  # noqa: B020
+                save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             cursor = Cursor(stage=stage + 1, updates=cursor.updates)
-            job.report(state, stage, rollouts, cursor)
-        job.save_if_due(state, cursor, accuracy=job.evaluate(state, cursor))
+            held_out_accuracy(run, state, cursor)  # before the report, which shows it
+            run.report.after_stage(state.params, stage, rollouts)
+        save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder
 
 
 def warm_start(config: RunConfig, folder: Path) -> Path:
     """Only the supervised part of `train` and an evaluation; `train` continues from it."""
-    with StopRequest() as stop, Job.open(config, folder, stop) as job, jax.set_mesh(job.policy.mesh):
-        state, cursor = job.resume()
-        job.evaluate(state, cursor)
+    with open_run(config, folder) as run:
+        state, cursor = resume(run)
+        held_out_accuracy(run, state, cursor)
     return folder

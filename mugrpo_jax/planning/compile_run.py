@@ -18,7 +18,7 @@ from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
 from mugrpo_jax.planning.run_programs import compile_program, lowered_programs
-from mugrpo_jax.setup.run_setup import policy_shape
+from mugrpo_jax.setup.run_model import run_model_shape
 
 
 def compile_plan(
@@ -39,7 +39,7 @@ def compile_plan(
       progress: show a progress bar.
     """
     topology = find_topology(topology) if isinstance(topology, str) else topology
-    model = policy_shape(config)
+    model = run_model_shape(config)
     mesh = topology_mesh(config, topology)
     run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
     bar = tqdm(

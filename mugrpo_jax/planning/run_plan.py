@@ -15,7 +15,9 @@ from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.plan import free_memory
-from mugrpo_jax.setup.run_setup import policy_shape, run_mesh, sampler_plan, update_buckets
+from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.setup.sizes import sampler_plan, update_buckets
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 
@@ -239,7 +241,7 @@ def plan_run(
       mesh: all devices; None takes the devices of this machine in the config's mesh shape.
       device_memory: free bytes on each device; None asks the device.
     """
-    model = policy_shape(config) if model is None else model
+    model = run_model_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
     state = abstract_state(config, model, mesh)

@@ -31,7 +31,7 @@ from mugrpo_jax.sampling.programs import (
     mesh_of,
     run_prompts,
 )
-from mugrpo_jax.setup.run_setup import step_options, update_buckets
+from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 # The naive packer skips the search for good machine code, which takes most of the compile time and changes
 # neither memory nor messages.

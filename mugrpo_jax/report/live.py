@@ -12,8 +12,8 @@ from mugrpo_jax import distributed
 from mugrpo_jax.report.page import write_page
 from mugrpo_jax.report.run_history import read_run
 from mugrpo_jax.report.samples import SampleScorer, pick_samples, write_samples
-from mugrpo_jax.rollouts import Stage
-from mugrpo_jax.setup.run_setup import Policy
+from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.setup.run_setup import RunSetup
 
 _SHARE = 0.05  # largest share of a run's time that may be spent on writing pages
 _SAMPLED = 64  # most stages with samples: for a run of a thousand short stages more would take too long
@@ -28,12 +28,12 @@ class LiveReport:
     and does not stop the training.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
+    def __init__(self, folder: Path, policy: RunSetup) -> None:
         self.folder, self.policy = folder, policy
         self._scorer = SampleScorer(policy, policy.step_options())
         self._quiet_until = time.monotonic() + _FIRST
 
-    def after_stage(self, params: Any, stage_index: int, rollouts: Stage) -> None:
+    def after_stage(self, params: Any, stage_index: int, rollouts: RolloutFolder) -> None:
         """Write samples of the stage that has just ended, and the page if it is time for one."""
         config = self.policy.config
         apart = -(-config.batch.stages // _SAMPLED)

@@ -10,7 +10,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
 from mugrpo_jax.runs.folder import read_config, stage_folder
-from mugrpo_jax.setup.run_setup import policy_tokenizer
+from mugrpo_jax.setup.run_model import run_model_tokenizer
 
 _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 
@@ -28,7 +28,7 @@ def describe_rollouts(
     """
     config = read_config(run)
     origin = run if config.replay.run is None else Path(config.replay.run)
-    tokenizer = policy_tokenizer(config) if show else None
+    tokenizer = run_model_tokenizer(config) if show else None
     parts = []
     for number in config.stages if stage is None else [stage]:
         folder = stage_folder(origin, number)

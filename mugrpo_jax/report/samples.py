@@ -26,8 +26,8 @@ from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.report.panel_data import spread
 from mugrpo_jax.report.run_history import History
-from mugrpo_jax.rollouts import Group, Rollout, Stage, read_groups, shaped_rewards
-from mugrpo_jax.setup.run_setup import Policy
+from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, read_groups, shaped_rewards
+from mugrpo_jax.setup.run_setup import RunSetup
 from mugrpo_jax.training import StepOptions
 
 PAGE_BYTES = 1_500_000  # most bytes of samples in one page
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 class SampleScorer:
     """Computes log-probs of responses under given weights. It compiles one program for the whole run."""
 
-    def __init__(self, policy: Policy, options: StepOptions) -> None:
+    def __init__(self, policy: RunSetup, options: StepOptions) -> None:
         self.policy = policy
         buckets = policy.buckets()
         longest = buckets.lengths[-1]
@@ -95,7 +95,7 @@ def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def pick_samples(scorer: SampleScorer, config: RunConfig, stage: Stage) -> list[Candidate]:
+def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) -> list[Candidate]:
     """Candidates of a stage: best and worst responses of its first groups, to fill one forward pass."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
     count = max(config.report.samples, scorer.shape[0])

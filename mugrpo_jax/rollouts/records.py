@@ -1,4 +1,4 @@
-"""What one prompt's group of responses looks like, in memory and as bytes."""
+"""One prompt with its group of responses, in memory and as bytes."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ class Rollout:
       logprobs: `[n]` float32 under the distribution each token was sampled from.
       reward: its score.
       finish: `stop` or `length`.
-      status: `ok`, or why there was no honest score (`timeout`, `crash`, `error`, `invalid`).
+      status: `ok`, or why it could not be scored (`timeout`, `crash`, `error`, `invalid`).
     """
 
     tokens: np.ndarray
@@ -30,7 +30,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One prompt and all its responses, the unit in which rollouts are stored and shuffled.
+    """One prompt and all its responses: the unit in which rollouts are stored and shuffled.
 
     Attributes:
       index: position of the prompt in its stage.

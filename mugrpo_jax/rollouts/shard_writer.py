@@ -1,4 +1,4 @@
-"""Responses on their way from the sampler and the scorer into shards."""
+"""Collects responses and their scores, and writes each shard when it is complete."""
 
 import collections
 import time
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
-from mugrpo_jax.rollouts import Group, Rollout, Stage
+from mugrpo_jax.rollouts.records import Group, Rollout
+from mugrpo_jax.rollouts.store import RolloutFolder
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
 from mugrpo_jax.tasks.scoring import failure
@@ -14,29 +15,29 @@ from mugrpo_jax.tasks.scoring import failure
 _Scored = tuple[Response, "Future[Score]"]
 
 
-class ShardCollector:
-    """Commits a shard when its last response is scored; a thread of its own writes, while sampling goes on.
+class ShardWriter:
+    """Writes a shard once its last response is scored, in a separate thread, while sampling continues.
 
-    A context manager: leaving it waits for what is being written.
+    A context manager: leaving it waits for the shards that are being written.
 
     Attributes:
-      reward: sum of the rewards committed so far.
-      scored: how many they are.
-      write_seconds: spent on putting shards on disk.
-      examples: of each status but `ok`, a response's problem and what happened.
+      reward: sum of the rewards written so far.
+      scored: number of these rewards.
+      write_seconds: seconds that writing took.
+      examples: for each status except `ok`, one response's problem and what happened.
     """
 
-    def __init__(self, stage: Stage, problems: Mapping[int, Problem], group: int) -> None:
-        """Collect for `stage`; `problems` by prompt index, `group` responses to each prompt."""
+    def __init__(self, stage: RolloutFolder, problems: Mapping[int, Problem], group: int) -> None:
+        """Write to `stage`; `problems` by prompt index, `group` responses to each prompt."""
         self.stage, self.problems, self.group = stage, problems, group
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
         self.examples: dict[str, str] = {}
         self._filling: dict[int, list[_Scored]] = collections.defaultdict(list)
-        self._unscored: dict[int, list[Future[Score]]] = {}  # of full shards; the first may be done already
+        self._unscored: dict[int, list[Future[Score]]] = {}  # pending scores of full shards
         self._writer = ThreadPoolExecutor(1, "shards")
         self._writing: collections.deque[Future[None]] = collections.deque()
 
-    def __enter__(self) -> "ShardCollector":
+    def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(
@@ -45,31 +46,31 @@ class ShardCollector:
         self._writer.shutdown()
 
     def add(self, response: Response, score: "Future[Score]") -> None:
-        """Take a response and the future of its score; commit the shards that are complete."""
+        """Add a response and the future of its score; write the shards that are complete."""
         shard = response.index // self.stage.prompts_per_shard
         filling = self._filling[shard]
         filling.append((response, score))
         if len(filling) == len(self.stage.shard_prompts(shard)) * self.group:
             self._unscored[shard] = [score for _, score in filling]
         if self._unscored:
-            self._commit()
+            self._write_complete()
 
     def finish(self, *, wait: bool = True) -> float:
-        """Commit complete shards and wait until they are on disk; seconds that passed waiting for scores.
+        """Write complete shards and wait until they are on disk; return the seconds of waiting for scores.
 
-        Without `wait`, only those whose scores are all in.
+        Without `wait`, only shards whose scores are all known are written.
         """
         started = time.monotonic()
         for score in [score for scores in self._unscored.values() for score in scores if wait]:
             score.result()
         waited = time.monotonic() - started
-        self._commit()
+        self._write_complete()
         while self._writing:
             self._writing.popleft().result()
         return waited
 
-    def _commit(self) -> None:
-        """Send full shards whose scores are in to the writer."""
+    def _write_complete(self) -> None:
+        """Send full shards whose scores are all known to the writing thread."""
         for shard, scores in list(self._unscored.items()):
             while scores and scores[-1].done():
                 scores.pop()
@@ -77,7 +78,7 @@ class ShardCollector:
                 del self._unscored[shard]
                 self._writing.append(self._writer.submit(self._write, shard, self._filling.pop(shard)))
         while self._writing and self._writing[0].done():
-            self._writing.popleft().result()  # what went wrong there is said here
+            self._writing.popleft().result()  # raises the error of a failed write
 
     def _write(self, shard: int, responses: list[_Scored]) -> None:
         started = time.monotonic()

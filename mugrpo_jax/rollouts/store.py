@@ -1,12 +1,12 @@
-"""A stage's rollouts on disk: ArrayRecord shards beside their summaries, and a manifest when all are there.
+"""The rollouts of a stage on disk: ArrayRecord shards with their summaries, and a manifest once all exist.
 
     stage-000/
       shard-00000.arrayrecord   groups of consecutive prompts, in order
       shard-00000.json          its summary: counts, rewards, token totals, checksum
       manifest.json             written last: the stage is complete
 
-Files are written under a temporary name, flushed and renamed, the summary before its shard. So a shard that
-is there is whole, and a killed run loses the shards it was still filling and nothing else.
+Files are written under a temporary name, flushed and renamed, the summary before its shard. So every shard
+under its final name is complete, and a killed run loses only the shards that it was still filling.
 """
 
 import contextlib
@@ -21,23 +21,24 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
+from mugrpo_jax.files import flush, write_atomically
 from mugrpo_jax.rollouts.records import Group, decode, encode
 
 
 class RolloutError(ValueError):
-    """Rollouts that cannot be used, with the file and what to do."""
+    """Rollouts that cannot be used; the message names the file and says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """A folder of rollouts.
+class RolloutFolder:
+    """The folder with the rollouts of one stage.
 
     Attributes:
-      folder: where they are.
-      identity: what makes them these rollouts and no others (fingerprint of what decides them, policy
-        version, stage); a folder with another identity is refused.
+      folder: its path.
+      identity: what identifies these rollouts (a fingerprint of the settings, the policy's updates, the
+        stage); a folder with another identity is refused.
       prompts: prompts in the stage.
-      prompts_per_shard: prompts in one shard, the last may hold fewer.
+      prompts_per_shard: prompts in one shard; the last may hold fewer.
     """
 
     folder: Path
@@ -60,7 +61,7 @@ class Stage:
         return self.folder / f"shard-{shard:05d}.arrayrecord"
 
     def missing_shards(self, shards: Sequence[int] | None = None) -> list[int]:
-        """Those of `shards` (None: all) still to be generated; damaged ones are named and removed first."""
+        """Those of `shards` (None: all) that must be generated; damaged ones are reported and removed."""
         missing = []
         for shard in range(self.shards) if shards is None else shards:
             path = self.path(shard)
@@ -73,7 +74,7 @@ class Stage:
         return missing
 
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Commit one shard."""
+        """Write one shard under its final name."""
         expected = list(self.shard_prompts(shard))
         if [group.index for group in groups] != expected:
             raise ValueError(
@@ -88,15 +89,15 @@ class Stage:
             for group in groups:
                 writer.write(encode(group))
             writer.close()
-            _flush(temporary)
-        except (OSError, RuntimeError) as error:  # the writer has no error of its own
+            flush(temporary)
+        except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
             raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
         summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
         write_json(path.with_suffix(".json"), summary)
         os.replace(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Write the manifest once every shard is there, with how long it took, and return it."""
+        """Write the manifest, once every shard exists, with the seconds that it took; return the manifest."""
         summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
         manifest = {
             "identity": dict(self.identity),
@@ -106,9 +107,9 @@ class Stage:
             "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
         }
-        _flush(self.folder)  # the names of its shards are on disk before its own is
+        flush(self.folder)  # the names of the shards must be on disk before the manifest
         write_json(self.folder / "manifest.json", manifest)
-        _flush(self.folder)
+        flush(self.folder)
         return manifest
 
     def manifest(self) -> dict[str, Any] | None:
@@ -125,13 +126,13 @@ class Stage:
         return manifest
 
 
-def open_stage(folder: Path) -> Stage:
-    """A complete stage as it lies on disk, every shard checked against the manifest's checksums."""
+def open_stage(folder: Path) -> RolloutFolder:
+    """The rollouts of a complete stage; every shard is checked against the manifest's checksums."""
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
     manifest = read_json(path)
-    stage = Stage(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
+    stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
     for shard, checksum in enumerate(manifest["sha256"]):
         shard_path = stage.path(shard)
         if not shard_path.exists():
@@ -146,7 +147,7 @@ def open_stage(folder: Path) -> Stage:
     return stage
 
 
-def read_groups(stage: Stage) -> Iterator[Group]:
+def read_groups(stage: RolloutFolder) -> Iterator[Group]:
     """All groups of a complete stage, in prompt order."""
     for shard in range(stage.shards):
         with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
@@ -155,7 +156,7 @@ def read_groups(stage: Stage) -> Iterator[Group]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Counts and totals of some groups; those of several parts add up, the longest response apart."""
+    """Counts and totals of some groups; they can be added up, except for the longest response."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         "groups": len(groups),
@@ -196,12 +197,9 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the new one, never a part."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
+    """Write JSON atomically; an error names the file and says how to continue."""
     try:
-        temporary.write_text(json.dumps(value, indent=1))
-        _flush(temporary)
-        os.replace(temporary, path)
+        write_atomically(path, json.dumps(value, indent=1))
     except OSError as error:
         raise RolloutError(
             f"{path}: cannot be written ({error.strerror}); the same command continues"
@@ -209,7 +207,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, naming the file when it is damaged."""
+    """Read JSON; an error names the file."""
     try:
         return json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -219,11 +217,3 @@ def read_json(path: Path) -> Any:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The device's side: weights, slots, and the compiled programs that work on them."""
+"""What the sampler has on the device: weights, slots, and the compiled programs that work on them."""
 
 import dataclasses
 import itertools
@@ -28,8 +28,14 @@ from mugrpo_jax.sampling.programs import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """What a device loop emitted, its `state` already on the host, and when that was."""
+class LoopResult:
+    """The output of one device loop, with `emitted.state` already on the host, and its times.
+
+    Attributes:
+      emitted: tokens, log-probs and the state of the slots.
+      called, returned: when the call of the program began and ended.
+      arrived: when the state was on the host.
+    """
 
     emitted: Emitted
     called: float
@@ -37,14 +43,14 @@ class Loop:
     arrived: float
 
 
-class Device:
+class Engine:
     """Weights and slots of a sampler.
 
     Args:
       graphdef: the decoder's static definition.
       params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
       plan: from `plan_sampler`.
-      programs: what was compiled earlier for the same plan; new programs are added to it.
+      programs: programs compiled earlier for the same plan; new ones are added.
     """
 
     def __init__(self, graphdef: Any, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
@@ -57,16 +63,16 @@ class Device:
             self._slots = free_slots(plan)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")
-        self._under_way: Future[Loop] | None = None
+        self._under_way: Future[LoopResult] | None = None
 
     def close(self) -> None:
-        """Let go of weights and cache; their memory is free once no loop is under way."""
+        """Wait for the loop that is running, then release weights and cache."""
         self.settle()
         self._thread.shutdown()
         self._params = self._slots = None
 
     def warmup(self, *, top_k: bool, top_p: bool) -> None:
-        """Compile every shape of the plan, by running each program on free slots, which changes nothing."""
+        """Compile every shape of the plan by running each program on free slots, which stay free."""
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self.run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
@@ -77,9 +83,9 @@ class Device:
         jax.block_until_ready(self._slots)
 
     def settle(self) -> None:
-        """Wait for a loop that is still under way, as after a run that was given up: it holds the slots."""
+        """Wait for a loop that is still running, for example after an abandoned run: it owns the slots."""
         if self._under_way is not None:
-            wait([self._under_way])  # whether it failed is told to the run that launched it
+            wait([self._under_way])  # an error in it is raised in the run that started it
             self._under_way = None
 
     def clear(self) -> None:
@@ -97,9 +103,9 @@ class Device:
         return program(self._params, tokens, lengths)
 
     def insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
-        """Start samples, rows of what `books.entries` returns, in free slots."""
+        """Start samples in free slots; `samples` are rows of `scheduler.entries`."""
         self.settle()
-        # Padded to the program's width with slots beyond the last.
+        # Pad to the program's width with slot numbers beyond the last, which the program drops.
         width, count = self.plan.inserts, len(slots)
         entries = _free_entries(width)
         entries[:, 0] = np.arange(self.plan.slots, self.plan.slots + width)
@@ -111,11 +117,11 @@ class Device:
         )
         self._slots = program(self._slots, prompts, entries)
 
-    def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[Loop]:
-        """Send a device loop on its way."""
+    def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[LoopResult]:
+        """Start a device loop."""
         self.settle()
         limit = np.int32(refill_at)
-        # Compiled here: settings that the caller made for its own thread count.
+        # Compile in the caller's thread, where the caller's JAX settings for its thread are in force.
         program = self._program(
             ("decode", read, top_k, top_p),
             lambda: decode.lower(
@@ -134,10 +140,10 @@ class Device:
         calling.wait()
         return self._under_way
 
-    def _loop(self, program: Any, limit: np.int32, calling: threading.Event) -> Loop:
+    def _loop(self, program: Any, limit: np.int32, calling: threading.Event) -> LoopResult:
         """One device loop, in the thread of the loops."""
-        # From here on the interpreter is ours until the call lets go of it: the launch comes first, and the
-        # caller's thread goes on with what can wait.
+        # This thread holds the GIL until dispatch releases it, so the loop starts before the caller's thread
+        # continues with less urgent work.
         calling.set()
         called = time.perf_counter()
         self._slots, emitted = program(self._params, self._slots, limit)
@@ -145,10 +151,10 @@ class Device:
         for array in (emitted.state, emitted.tokens, emitted.logprobs):
             array.copy_to_host_async()
         emitted = dataclasses.replace(emitted, state=np.asarray(emitted.state))
-        return Loop(emitted, called, returned, time.perf_counter())
+        return LoopResult(emitted, called, returned, time.perf_counter())
 
     def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
-        """A program compiled once and then called directly, which spares looking at its static arguments."""
+        """A program that is compiled once and then called directly, without `jit` checking its arguments."""
         if name not in self._programs:
             with mesh_of(self.plan):
                 self._programs[name] = lower().compile()

@@ -1,9 +1,9 @@
 """From logits to a token: temperature, top-k, top-p, greedy, and the log-prob of what was drawn.
 
-The distribution sampled from is `softmax(transform_logits(...))`. The draw is exact and needs few random
-numbers: the Gumbel trick picks a block of the vocabulary by its total mass and then a token inside the block,
-so a row costs about `V / 128 + 128` random numbers instead of `V`, and sums stay short enough for float32.
-Everything is row by row: what a row gets depends on its own logits, parameters and key alone.
+The sampler draws from `softmax(transform_logits(...))`. The draw is exact and needs few random numbers: the
+Gumbel trick picks a block of the vocabulary by its total mass, then a token inside the block. A row costs
+about `V / 128 + 128` random numbers instead of `V`, and sums stay short enough for float32. The rows are
+independent: the token of a row depends only on its own logits, parameters and key.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,18 @@ def transform_logits(
 ) -> jax.Array:
     """Unnormalised log-probs of the distribution sampled from.
 
-    Temperature first, then top-k, then top-p on what is left. Ties at a boundary are kept together.
+    Temperature comes first, then top-k, then top-p on the tokens that top-k kept. Tokens that tie at the
+    boundary are all kept.
 
     Args:
       logits: `[..., V]` float32.
-      temperature: `[...]`. 0 means greedy, whose log-probs are defined as those at temperature 1: a
-        degenerate distribution's log-prob of 0 would say nothing.
+      temperature: `[...]`. 0 means greedy; its log-probs are those at temperature 1, because the log-prob 0
+        of a sure choice would carry no information.
       top_k: `[...]` int, 0 keeps everything; None when no row truncates.
       top_p: `[...]`, 1 keeps everything; None when no row truncates.
 
     Returns:
-      `[..., V]` with -inf outside what is kept.
+      `[..., V]`, -inf for tokens that are not kept.
 
     >>> z = jnp.log(jnp.array([[0.1, 0.5, 0.3, 0.1]]))
     >>> kept = transform_logits(z, jnp.ones(1), top_p=jnp.array([0.7]))
@@ -72,7 +73,7 @@ def draw(keys: jax.Array, z: jax.Array, greedy: jax.Array) -> tuple[jax.Array, j
     tail = ((0, 0), (0, blocks * _BLOCK - vocab))
     tiles = jnp.pad(z, tail, constant_values=-jnp.inf).reshape(rows, blocks, _BLOCK)
     peak, mass = tiles.max(-1), jax.nn.logsumexp(tiles, axis=-1)
-    # "high" resolves the tail of the Gumbel distribution, on which rare tokens depend.
+    # Rare tokens need the tail of the Gumbel distribution, which only mode "high" resolves.
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (blocks + _BLOCK,), mode="high"))(keys)
     greedy = greedy[:, None]
     block = jnp.where(greedy, peak, mass + noise[:, :blocks]).argmax(-1)
@@ -92,16 +93,16 @@ def token_keys(request_keys: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def _ordered(z: jax.Array) -> jax.Array:
-    """Float32 as uint32 of the same order; the two zeros are one."""
+    """Float32 as uint32 in the same order; +0 and -0 become equal."""
     bits = jax.lax.bitcast_convert_type(jnp.where(z == 0, 0, z.astype(jnp.float32)), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def _largest(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> jax.Array:
-    """The largest uint32 per row for which a predicate that is true up to some point holds, bit by bit.
+    """The largest uint32 per row with `holds(x)`, a condition that is true up to some x and then false.
 
-    32 reductions over the vocabulary are far cheaper than sorting it, and the answer is exact.
+    Finds it bit by bit: exact, and 32 reductions over the vocabulary are much cheaper than sorting it.
     """
 
     def refine(i: jax.Array, found: jax.Array) -> jax.Array:

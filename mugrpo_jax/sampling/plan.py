@@ -1,8 +1,9 @@
-"""How many slots, how long a cache, which shapes are compiled: decided from memory before anything runs."""
+"""Sizes of the sampler, chosen to fit the free memory before it starts: slots, cache and compiled shapes."""
 
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh
+from mugrpo_jax.sampling.requests import Request
 
-_MOST_SLOTS = {"cpu": 16}  # per data-parallel device; elsewhere `_MANY_SLOTS`, where decoding stops gaining
+_MOST_SLOTS = {"cpu": 16}  # per data-parallel device; on other platforms `_MANY_SLOTS`, more gain little
 _MANY_SLOTS = 2048
 _PREFILL_TOKENS = 8192
 _FEWEST_INSERTS = 16
-_TURN = 0.5  # decode steps that turning to the host between two device loops costs
+_TURN = 0.5  # cost of the host's work between two device loops, in decode steps
 _USABLE = 0.92  # of the free device memory; the rest is left to the compiler's temporaries
 
 
@@ -29,15 +31,15 @@ class SamplerPlan:
       dtype: of weights and cache.
       slots: sequences decoded at once.
       max_prompt: longest prompt accepted.
-      max_length: longest prompt plus response accepted.
+      max_length: longest sum of prompt and response accepted.
       cache_length: cache entries of a slot, `max_length` rounded up.
       prompt_buckets: padded prompt lengths, one compiled prefill each.
       read_buckets: how many cache entries a decode step may read, one compiled loop each.
-      steps: most decode steps between two looks of the host.
+      steps: most decode steps in one device loop.
       weight_bytes: weights on one device.
       cache_bytes: cache on one device.
       work_bytes: temporaries on one device (logits, prompts being run).
-      memory: free bytes on one device, or None where it cannot be known.
+      memory: free bytes on one device, or None where it is unknown.
     """
 
     config: ModelConfig
@@ -57,7 +59,7 @@ class SamplerPlan:
 
     @property
     def fuse(self) -> bool:
-        """Whether matrices that read the same input are joined: where `tensor` does not split them."""
+        """Whether matrices with the same input are joined into one, which needs an unsplit `tensor` axis."""
         return self.mesh is None or self.mesh.shape["tensor"] == 1
 
     @property
@@ -66,11 +68,11 @@ class SamplerPlan:
         return min(self.slots, max(_FEWEST_INSERTS, self.slots // 8))
 
     def refill_at(self, length: float) -> int:
-        """Free slots r that end a device loop early when requests wait, with responses of a mean length L.
+        """The number r of free slots at which a device loop ends early while requests wait.
 
-        Of S slots r / 2 are idle on average, and a turn to the host, worth c steps, comes once in r·L / S
-        steps: r / 2S + c·S / rL is least at r = S·sqrt(2c / L). An eighth of the slots is the most, so that
-        more than nine of ten are busy on average.
+        With S slots and responses of mean length L, r / 2 slots are idle on average, and the host works, at a
+        cost of c steps, once per r·L / S steps. The total r / 2S + c·S / rL is least at r = S·sqrt(2c / L).
+        At most an eighth of the slots, so that more than nine of ten are busy on average.
         """
         return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 
@@ -105,18 +107,18 @@ def plan_sampler(
     memory: int | None = None,
     steps: int = 64,
 ) -> SamplerPlan:
-    """Plan a sampler, or refuse in numbers.
+    """Plan a sampler; raise an error with the sizes if it does not fit.
 
     Args:
       config: the model's shape.
       max_prompt: longest prompt to accept, in tokens.
       max_length: longest prompt plus response to accept, in tokens.
       slots: sequences decoded at once; None takes as many as fit.
-      samples: how many there will be in all, if known: no more slots are planned.
+      samples: how many samples there will be in all, if known; the plan has no more slots than that.
       mesh: devices to use, all of this host; None is the default device.
       dtype: of weights and cache.
       memory: free bytes on each device; None asks the device.
-      steps: most decode steps between two looks of the host.
+      steps: most decode steps in one device loop.
     """
     if not 1 <= max_prompt < max_length:
         raise ValueError(
@@ -131,7 +133,7 @@ def plan_sampler(
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
-    # cuDNN attends to each row's own length; elsewhere the bucket is what keeps reads short.
+    # cuDNN reads only each row's own length; other back ends read the whole bucket.
     by_length = device.platform == "gpu" and jnp.dtype(dtype).itemsize == 2
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))
     memory = free_memory(device) if memory is None else memory
@@ -168,6 +170,18 @@ def plan_sampler(
     )
 
 
+def plan_for_requests(config: ModelConfig, requests: Sequence[Request], **options: Any) -> SamplerPlan:
+    """Plan a sampler that fits some requests; `options` are those of `plan_sampler`."""
+    longest = max(len(request.prompt) for request in requests)
+    return plan_sampler(
+        config,
+        max_prompt=longest,
+        max_length=longest + max(max(request.limits) for request in requests),
+        samples=sum(len(request.seeds) for request in requests),
+        **options,
+    )
+
+
 def _fits(plan: SamplerPlan) -> bool:
     total = plan.weight_bytes + plan.cache_bytes + plan.work_bytes
     return plan.memory is None or total <= plan.memory * _USABLE
@@ -185,7 +199,7 @@ def _fitting(plan: SamplerPlan, smallest: SamplerPlan) -> SamplerPlan:
 def _work_bytes(
     config: ModelConfig, slots: int, buckets: tuple[int, ...], split: int, tensor: int, dtype: Any
 ) -> int:
-    """Logits of a decode step with the copies a draw makes, and the activations and cache of a prefill."""
+    """Logits of a decode step with the copies of the draw, and the activations and cache of a prefill."""
     size = jnp.dtype(dtype).itemsize
     logits = 3 * 4 * config.vocab_size * slots // (split * tensor)
     tokens = max(_prefill_rows(slots, bucket, split) * bucket for bucket in buckets)
@@ -203,7 +217,7 @@ def _rows_split(mesh: Mesh | None) -> int:
 
 
 def free_memory(device: Any) -> int | None:
-    """Bytes free on a device; None where it cannot be known."""
+    """Free bytes on a device; None where it is unknown."""
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     stats = device.memory_stats()

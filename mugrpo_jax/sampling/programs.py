@@ -1,8 +1,8 @@
 """The three jitted programs of the sampler and the arrays they pass around.
 
 `run_prompts` fills a cache with a batch of prompts, `insert` copies rows of it into slots, `decode` advances
-all slots by a bounded number of tokens. Every token comes out of `decode`: a slot starts with its prompt's
-last token still to be fed, so a prompt of one token and a shared prompt are no special cases.
+all slots by a bounded number of tokens. `decode` samples every token, also the first: a slot starts with its
+prompt's last token still to be fed. So prompts of one token and shared prompts need no special case.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import Cache, abstract, cast, decode_params, decode_step, prefill
-from mugrpo_jax.models.sharding import MESH_AXES, PARAM_AXES, RULES, constrain, current_mesh, spec
+from mugrpo_jax.models.sharding import MESH_AXES, PARAM_AXES, RULES, constrain, current_mesh, placed, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import MAX_STOPS
 
-# A device loop runs at least this long once started, so that short answers do not drown in host turns.
+# A device loop runs at least this many steps, so that short answers do not cause too many host turns.
 _FEWEST_STEPS = 4
 _CACHE_AXES = ("batch", None, "kv_heads")
 
@@ -30,12 +30,12 @@ _CACHE_AXES = ("batch", None, "kv_heads")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The request each slot works on, one row a slot.
+    """The sample that each slot works on, one row per slot.
 
     Attributes:
-      lengths: `[N]` int32, filled cache entries; 0 in a free slot, so that it reads next to nothing.
+      lengths: `[N]` int32, filled cache entries; 0 in a free slot, so that it reads almost nothing.
       tokens: `[N]` int32, the token to feed next.
-      left: `[N]` int32, tokens it may still sample; 0 marks a free slot.
+      left: `[N]` int32, tokens that it may still sample; 0 marks a free slot.
       keys: `[N, 2]` uint32, raw request keys.
       temperature: `[N]` float32, 0 is greedy.
       top_k: `[N]` int32, 0 is off.
@@ -56,10 +56,10 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Everything the sampler holds on the device beside the weights.
+    """Everything that the sampler keeps on the device, except the weights.
 
     Attributes:
-      keys: one array a layer, `[N, cache_length, kv_heads, head_dim]`.
+      keys: one array per layer, `[N, cache_length, kv_heads, head_dim]`.
       values: as `keys`.
       rows: the requests in the slots.
     """
@@ -72,13 +72,13 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Emitted:
-    """What one device loop sampled.
+    """The output of one device loop.
 
     Attributes:
       tokens: `[steps, N]` int32, -1 where a slot was free or the loop had ended.
       logprobs: `[steps, N]` float32.
-      state: `[N + 1]` int32, all that the next refill needs in one transfer: `Rows.left` at the end, which is
-        0 where a slot has become free, then the number of decode steps done.
+      state: `[N + 1]` int32, everything that the next refill needs, in one transfer: first `Rows.left` after
+        the loop, which is 0 in a free slot, then the number of decode steps done.
     """
 
     tokens: Any
@@ -94,14 +94,14 @@ def sampling_params(params: Any, *, dtype: Any, fuse: bool) -> Any:
 
 @functools.partial(jax.jit, static_argnames="plan")
 def free_slots(plan: SamplerPlan) -> Slots:
-    """All slots of a plan, without requests: one call instead of one an array."""
+    """All slots of a plan, without requests; one program makes all arrays."""
     slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_slots(plan))
     return _pinned(dataclasses.replace(slots, rows=jax.tree.map(jnp.asarray, free_rows(plan.slots))))
 
 
 @functools.partial(jax.jit, static_argnames="graphdef")
 def run_prompts(graphdef: Any, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
-    """The cache of right-padded prompts `tokens [B, T]`; their logits are left to the first decode step."""
+    """The cache of right-padded prompts `tokens [B, T]`; the first decode step computes their logits."""
     return prefill(graphdef, params, tokens, lengths)[1]
 
 
@@ -112,7 +112,7 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
     Args:
       slots: updated in place.
       prompts: from `run_prompts`.
-      entries: from `pack_entries`; the slots they go to are all different, or beyond the last to go nowhere.
+      entries: from `pack_entries`; target slots are all different; those beyond the last are dropped.
     """
     length = prompts.keys[0].shape[1]
     target, source, rows = _unpack_entries(entries)
@@ -152,11 +152,11 @@ def decode(
       graphdef: the decoder's static definition.
       params: from `decode_params`.
       slots: updated in place.
-      refill_at: end early once this many slots are free; beyond the number of slots: only when all are.
+      refill_at: end early once this many slots are free; a number above all slots: only when all are free.
       steps: most decode steps.
       read: cache entries attended to; every busy row stays below it.
-      top_k: whether any request uses it; without, its passes over the vocabulary are left out.
-      top_p: likewise.
+      top_k: whether any request uses top-k; if not, its passes over the vocabulary are left out.
+      top_p: the same for top-p.
     """
     count = slots.rows.left.shape[0]
 
@@ -189,7 +189,7 @@ def decode(
 
 def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[jax.Array, jax.Array]:
     if current_mesh() is not None:
-        # Whole rows, spread over every device: the draw then needs no communication.
+        # Spread whole rows over all devices, so that the draw needs no communication.
         logits = jax.lax.with_sharding_constraint(logits, P(MESH_AXES, None))
     z = transform_logits(
         logits, rows.temperature, rows.top_k if top_k else None, rows.top_p if top_p else None
@@ -199,7 +199,7 @@ def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[ja
 
 
 def _pinned(slots: Slots) -> Slots:
-    """Slots sharded as they were made: one program's output is the next one's input, compiled for that."""
+    """Slots with their original shardings: the next program is compiled for these."""
     keys, values = jax.tree.map(lambda x: constrain(x, *_CACHE_AXES), (slots.keys, slots.values))
     return Slots(keys, values, jax.tree.map(lambda x: constrain(x, "batch"), slots.rows))
 
@@ -222,9 +222,9 @@ def pack_entries(target: np.ndarray, source: np.ndarray, rows: Rows) -> np.ndarr
     """Requests for `insert` as one int32 array `[M, columns]`: one transfer to the device instead of ten.
 
     Args:
-      target: `[M]` int32, the slot each request goes to; column 0.
-      source: `[M]` int32, the row of the prompts it starts from.
-      rows: the requests, `M` rows.
+      target: `[M]` int32, the slot of each sample; column 0.
+      source: `[M]` int32, the row of its prompt in the cache of prompts.
+      rows: the samples, `M` rows.
     """
     columns = [leaf.reshape(len(leaf), -1).view(np.int32) for leaf in jax.tree.leaves((target, source, rows))]
     return np.concatenate(columns, axis=1)
@@ -256,9 +256,9 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
 
 
 def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
-    """Shardings of what `sampling_params` returns: over `tensor` alone, whole on every row of slots.
+    """Shardings of the weights from `sampling_params`: split over `tensor` only.
 
-    Split over `fsdp` as well, the weights would have to be gathered anew for every token.
+    If `fsdp` split them too, they would have to be gathered for every token.
     """
 
     def one(path: tuple[Any, ...], _: Any) -> NamedSharding | None:
@@ -269,20 +269,16 @@ def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
 
 
 def abstract_params(plan: SamplerPlan) -> tuple[Any, Any]:
-    """The decoder's static definition and what `sampling_params` returns, as shapes with shardings."""
+    """The decoder's static definition, and the weights from `sampling_params` as shapes with shardings."""
     graphdef, params = abstract(plan.config, dtype=plan.dtype)
     weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
     if plan.mesh is None:
         return graphdef, weights
-    return graphdef, jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        weights,
-        params_sharding(plan, weights),
-    )
+    return graphdef, placed(weights, params_sharding(plan, weights))
 
 
 def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
-    """`decode` of a plan, lowered for its mesh without any array: to compile ahead of time and to measure."""
+    """`decode` of a plan, lowered for its mesh without any array, to compile it ahead of time."""
     graphdef, weights = abstract_params(plan)
     with mesh_of(plan):
         return decode.lower(

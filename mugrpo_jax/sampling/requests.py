@@ -1,30 +1,69 @@
-"""What goes into the sampler and what comes out: plain frozen records of tokens."""
+"""Requests to the sampler and its responses: frozen records of tokens, and how requests are made."""
 
 import dataclasses
 import itertools
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Literal
 
+import jax
 import numpy as np
 
+from mugrpo_jax.models import Tokenizer
+
 MAX_STOPS = 8
+
+Message = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSettings:
+    """The settings that determine the responses to a prompt, for a given model.
+
+    Attributes:
+      samples: responses per prompt.
+      max_tokens: longest response.
+      temperature: 1 is the model's own distribution, 0 is greedy.
+      top_k: keep the most likely tokens; 0 keeps all.
+      top_p: keep the most likely tokens that together reach this probability; 1 keeps all.
+      seed: determines every response, together with the prompt's index and the sample's number.
+      dtype: `bfloat16` or `float32`, of weights and cache; None is float32 on CPU and bfloat16 elsewhere.
+    """
+
+    samples: int = 1
+    max_tokens: int = 512
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is None:
+            object.__setattr__(self, "dtype", "float32" if jax.default_backend() == "cpu" else "bfloat16")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype: {self.dtype!r} is not possible; possible: bfloat16, float32")
+        if self.samples < 1:
+            raise ValueError(f"samples: must be at least 1, got {self.samples}")
+        if self.seed < 0:
+            raise ValueError(f"seed: must not be negative, got {self.seed}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """One prompt and the samples wanted from it; the prompt is run through the model once for all of them.
+    """One prompt and the samples wanted from it; the model reads the prompt once for all of them.
 
     Attributes:
       prompt: token ids, at least one.
-      seeds: one integer below 2**64 a sample; with the prompt and the settings it fixes the sample.
+      seeds: one integer below 2**64 per sample; with the prompt and the settings it determines the sample.
       max_tokens: longest response, one number for all samples or one each.
       temperature: 1 is the model's own distribution, 0 is greedy.
       top_k: keep the `top_k` most likely tokens; 0 keeps all.
       top_p: keep the most likely tokens that together reach this probability; 1 keeps all.
       stop: token ids that end a response; the one that did is part of it.
-      index: the caller's name for the request.
+      index: the caller's number for the request.
+      numbers: the caller's number for each sample; None counts from 0.
     """
 
     prompt: Sequence[int] | np.ndarray
@@ -35,6 +74,7 @@ class Request:
     top_p: float = 1.0
     stop: Sequence[int] = ()
     index: int = 0
+    numbers: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         def refuse(field: str, what: str) -> None:
@@ -72,10 +112,10 @@ class Response:
 
     Attributes:
       index: `index` of its request.
-      sample: which of the request's samples, counted from 0.
+      sample: the sample's number, see `Request.numbers`.
       prompt_tokens: the request's prompt, int32.
-      tokens: what was sampled, int32, the end token included.
-      logprobs: float32, one a token, under the distribution it was sampled from (greedy: at temperature 1).
+      tokens: the sampled tokens, int32, the end token included.
+      logprobs: float32, one per token, under the distribution it was sampled from (greedy: at temperature 1).
       finish_reason: `stop` when the last token is a stop token, else `length`.
     """
 
@@ -87,11 +127,58 @@ class Response:
     finish_reason: Literal["stop", "length"]
 
 
-def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread, which begins now.
+def make_request(
+    prompt: Sequence[int] | np.ndarray,
+    settings: SamplingSettings,
+    *path: int,
+    stop: Iterable[int],
+    numbers: Sequence[int] | None = None,
+) -> Request:
+    """A request for samples of one prompt.
 
-    They are handed out as soon as `count` of them are made. An error is raised as soon as it is known, not in
-    its turn: what is sampled until then may be of no use.
+    Args:
+      prompt: token ids.
+      settings: how to sample.
+      path: integers that identify the prompt, such as `(stage, index)`; the last one is the request's index.
+        Seeds are derived from `settings.seed` and this path.
+      stop: token ids that end a response.
+      numbers: the samples wanted, out of `settings.samples`; None wants all.
+    """
+    seeds = request_seeds(settings.seed, *path, samples=settings.samples)
+    return Request(
+        prompt=prompt,
+        seeds=seeds if numbers is None else seeds[list(numbers)],
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        stop=sorted(stop),
+        index=path[-1],
+        numbers=numbers,
+    )
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list[int]:
+    """Tokens of a prompt: plain text, or chat messages through the model's chat template."""
+    return tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else tokenizer.chat(prompt)
+
+
+def request_seeds(*path: int, samples: int) -> np.ndarray:
+    """Seeds `[samples]` uint64 for an item identified by a path of integers, such as `(seed, stage, item)`.
+
+    Sample `i` has the same seed however many samples are asked for.
+
+    >>> bool((request_seeds(0, 7, samples=2) == request_seeds(0, 7, samples=8)[:2]).all())
+    True
+    """
+    return np.random.SeedSequence(path).generate_state(samples, np.uint64)
+
+
+def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
+    """The same requests in the same order, made by another thread, which starts at once.
+
+    The thread makes `count` requests at a time. If making one fails, the error is raised with the next batch
+    and not at that request's position, because the samples before it would probably be discarded.
     """
     source = iter(requests)
     made: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
@@ -105,7 +192,7 @@ def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -
             batch = []
         made.put(batch)
         if batch:
-            thread.submit(make)  # refused, and so the end, when the thread is shut down
+            thread.submit(make)  # raises, and so ends the chain, once the thread is shut down
 
     def take() -> Iterator[Request]:
         while batch := made.get():
@@ -117,14 +204,3 @@ def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -
 
     thread.submit(make)
     return take()
-
-
-def request_seeds(*path: int, samples: int) -> np.ndarray:
-    """Seeds `[samples]` uint64 for the item that a path of integers names, such as `(seed, stage, item)`.
-
-    Sample `i` has the same seed however many samples are asked for.
-
-    >>> bool((request_seeds(0, 7, samples=2) == request_seeds(0, 7, samples=8)[:2]).all())
-    True
-    """
-    return np.random.SeedSequence(path).generate_state(samples, np.uint64)

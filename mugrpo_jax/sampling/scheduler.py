@@ -1,21 +1,49 @@
-"""The host's books: which requests wait, and what the slots sampled lately."""
+"""The host's side of sampling: which sample runs in which slot, and which tokens make up its response."""
 
 import collections
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.sampling.engine import Engine, LoopResult
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
-from mugrpo_jax.sampling.requests import MAX_STOPS, Request
+from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
 
 
-class History:
-    """What the slots sampled lately, one row a slot and one column a step, for responses to be cut out of."""
+@dataclasses.dataclass
+class SamplerStats:
+    """Counts of a run so far.
+
+    `host_seconds` is the time between a loop's result and the call of the next loop: the device waits for the
+    host. `call_seconds` is the time inside those calls, which on some runtimes last as long as the loop.
+    """
+
+    slots: int
+    steps: int = 0
+    tokens: int = 0
+    responses: int = 0
+    loops: int = 0
+    prompts: int = 0
+    host_seconds: float = 0.0
+    call_seconds: float = 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the slots' decode steps that sampled a token."""
+        return self.tokens / max(1, self.steps * self.slots)
+
+
+_Sample = tuple[Request, int]  # a request and the position of one of its samples
+
+
+class RecentTokens:
+    """Tokens of the latest steps, one row per slot, one column per step; responses are cut out of them."""
 
     def __init__(self, plan: SamplerPlan) -> None:
-        self.kept = plan.max_length + plan.steps  # no response that is still wanted began earlier
+        self.kept = plan.max_length + plan.steps  # no unfinished response began earlier
         self.tokens = np.empty((plan.slots, 2 * self.kept), np.int32)
         self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
         self.first = 0  # the step in column 0
@@ -23,7 +51,7 @@ class History:
         self.ends: list[int] = []  # the column after each slot's last token
 
     def add(self, emitted: Emitted) -> int:
-        """Append a loop; how many tokens it sampled."""
+        """Append the output of a loop; return how many tokens it sampled."""
         steps = int(emitted.state[-1])
         if self.filled + steps > self.tokens.shape[1]:
             drop = self.filled - self.kept
@@ -33,7 +61,7 @@ class History:
         new = slice(self.filled, self.filled + steps)
         self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
         self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
-        # A slot samples from the start of a loop until its response ends, and is free from there on.
+        # A slot samples from the start of the loop until its response ends, then it is free until the next.
         sampled = (self.tokens[:, new] >= 0).sum(1)
         self.ends = (self.filled + sampled).tolist()
         self.filled += steps
@@ -45,11 +73,11 @@ class History:
         return self.tokens[slot, columns].copy(), self.logprobs[slot, columns].copy()
 
 
-class Prompts:
-    """Waiting requests by prompt bucket; the oldest decides which bucket is next.
+class PromptQueue:
+    """Waiting requests, grouped by prompt bucket; the bucket of the oldest request is next.
 
-    Requests are read as they are needed. What is run together depends on their order alone, never on how
-    soon they come.
+    Requests are read when they are needed. Which prompts run together depends only on their order, not on
+    when they arrive.
     """
 
     def __init__(self, requests: Iterator[Request], plan: SamplerPlan) -> None:
@@ -62,7 +90,7 @@ class Prompts:
         return self.count > 0 or self._read()
 
     def take(self) -> tuple[int, list[Request]]:
-        """A bucket and as many of its requests as are run together."""
+        """The next bucket, and those of its requests that run together."""
         bucket, queue = min(self.buckets.items(), key=lambda item: item[1][0][0])
         rows = self.plan.prefill_rows(bucket)
         while len(queue) < rows and self.count < self.plan.slots and self._read():
@@ -74,7 +102,7 @@ class Prompts:
         return bucket, requests
 
     def _read(self) -> bool:
-        """Put one more request into its bucket; False when there is none."""
+        """Read one more request into its bucket; False if there is none."""
         for place, request in self._requests:
             bucket = next(size for size in self.plan.prompt_buckets if size >= len(request.prompt))
             self.buckets.setdefault(bucket, collections.deque()).append((place, request))
@@ -83,8 +111,101 @@ class Prompts:
         return False
 
 
+class SlotScheduler:
+    """One run over some requests: assigns samples to free slots and puts their responses together.
+
+    Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False.
+    """
+
+    def __init__(self, engine: Engine, stats: SamplerStats, requests: Iterator[Request]) -> None:
+        self.engine, self.plan, self.stats = engine, engine.plan, stats
+        self.top_k = self.top_p = False  # whether any request so far truncates
+        self.waiting = PromptQueue(requests, self.plan)
+        self.prompts: Any = None
+        self.ready: list[_Sample] = []  # samples of these prompts, and their rows for `insert`
+        self.entries = np.zeros((0, 0), np.int32)
+        self.free = list(range(self.plan.slots))
+        self.busy: dict[int, _Sample] = {}
+        self.starts = np.zeros(self.plan.slots, np.int64)  # the step at which each slot's sample began
+        self.lengths = np.zeros(self.plan.slots, np.int64)  # of busy slots, counting the token to be sampled
+        self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
+        self.recent = RecentTokens(self.plan)
+        self.latest: LoopResult | None = None
+
+    def fill(self) -> bool:
+        """Start waiting samples in the free slots; return whether any slot is busy."""
+        while self.free and (self.ready or self.waiting):
+            if not self.ready:
+                self._prefill()
+            count = min(len(self.free), len(self.ready), self.plan.inserts)
+            samples, self.ready = self.ready[:count], self.ready[count:]
+            entries, self.entries = self.entries[:count], self.entries[count:]
+            slots, self.free = self.free[:count], self.free[count:]
+            self.engine.insert(self.prompts, entries, slots)
+            self.busy.update(zip(slots, samples))
+            self.starts[slots] = self.stats.steps
+            self.lengths[slots] = [len(request.prompt) for request, _ in samples]
+        return bool(self.busy)
+
+    def start_loop(self) -> None:
+        """Start the next device loop."""
+        reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
+        self.loop = self.engine.decode(
+            self.plan.refill_at(self._mean_length()) if self.ready or self.waiting else self.plan.slots + 1,
+            read=next(read for read in self.plan.read_buckets if read >= reach),
+            top_k=self.top_k,
+            top_p=self.top_p,
+        )
+
+    def finish_loop(self) -> None:
+        """Wait for the device loop and free the slots of the samples that it finished."""
+        loop, before = self.loop.result(), self.latest
+        *_, steps = left = loop.emitted.state
+        self.latest = loop
+        self.stats.loops += 1
+        self.stats.steps += int(steps)
+        self.stats.call_seconds += loop.returned - loop.called
+        self.stats.host_seconds += loop.called - before.arrived if before else 0.0
+        freed = np.flatnonzero(left[:-1] == 0)
+        self.lengths += steps
+        self.lengths[freed] = 0
+        self.finished = [
+            (slot, self.busy.pop(slot), start)
+            for slot, start in zip(freed.tolist(), self.starts[freed].tolist())
+            if slot in self.busy
+        ]
+        self.free += [slot for slot, _, _ in self.finished]
+
+    def responses(self) -> Iterator[Response]:
+        """The responses that the last loop finished; call it while the device works on the next loop."""
+        if self.latest is not None:
+            self.stats.tokens += self.recent.add(self.latest.emitted)
+        for slot, sample, start in self.finished:
+            self.stats.responses += 1
+            yield _response(sample, *self.recent.since(start, slot))
+
+    def _mean_length(self) -> float:
+        """Mean length of the responses so far; tokens of unfinished ones count, so it starts too long."""
+        return self.stats.tokens / self.stats.responses if self.stats.responses else self.plan.max_length
+
+    def _prefill(self) -> None:
+        """Run the next batch of prompts, after which their samples can be inserted."""
+        bucket, requests = self.waiting.take()
+        tokens = np.zeros((self.plan.prefill_rows(bucket), bucket), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
+        for row, request in enumerate(requests):
+            lengths[row] = len(request.prompt)
+            tokens[row, : lengths[row]] = request.prompt
+        self.prompts = self.engine.run_prompts(tokens, lengths)
+        self.stats.prompts += len(requests)
+        self.top_k |= any(request.top_k > 0 for request in requests)
+        self.top_p |= any(request.top_p < 1 for request in requests)
+        self.ready = [(request, number) for request in requests for number in range(len(request.seeds))]
+        self.entries = entries(requests)
+
+
 def entries(requests: Sequence[Request]) -> np.ndarray:
-    """The samples of requests as `insert` takes them, without their slots."""
+    """The samples of requests in the form that `insert` takes, without their slots."""
     counts = [len(request.seeds) for request in requests]
     seeds = np.concatenate([np.asarray(request.seeds, np.uint64) for request in requests])
 
@@ -104,3 +225,16 @@ def entries(requests: Sequence[Request]) -> np.ndarray:
         ),
     )
     return pack_entries(np.zeros(len(seeds), np.int32), each(range(len(requests)), np.int32), rows)
+
+
+def _response(sample: _Sample, tokens: np.ndarray, logprobs: np.ndarray) -> Response:
+    request, number = sample
+    stopped = int(tokens[-1]) in request.stop
+    return Response(
+        index=request.index,
+        sample=number if request.numbers is None else request.numbers[number],
+        prompt_tokens=np.asarray(request.prompt),
+        tokens=tokens,
+        logprobs=logprobs,
+        finish_reason="stop" if stopped else "length",
+    )

@@ -1,1 +1,1 @@
-"""From a config to the objects of a run: model, tokenizer, devices and the sizes derived from them."""
+"""From a config to the objects of a run: model, tokenizer, devices, and the sizes derived from them."""

@@ -1,4 +1,4 @@
-"""Trained models: from a run's checkpoint to a model in memory and to a Hugging Face folder."""
+"""The model of a run's checkpoint: load it, or export it as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs.folder import read_config
-from mugrpo_jax.setup.run_setup import policy_shape, policy_tokenizer
+from mugrpo_jax.setup.run_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.training import CheckpointStore
 
 
@@ -22,7 +23,7 @@ def is_run(path: str | Path) -> bool:
 
 
 def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -> int:
-    """The checkpoint that is meant: after `step` updates, the best by held-out accuracy, or the newest."""
+    """The step of a checkpoint: after `step` updates, the best by held-out accuracy, or the newest."""
     if not (run / "checkpoints").is_dir():
         raise ConfigError(f"{run}: no checkpoint yet")
     store = CheckpointStore(run / "checkpoints")
@@ -40,12 +41,12 @@ def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -
 
 
 def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
-    """The policy of a run at one of its checkpoints, on the default device."""
+    """The model of a run at one of its checkpoints, on the default device."""
     config = read_config(run)
-    shape = policy_shape(config)
+    shape = run_model_shape(config)
     graphdef, abstract = models.abstract(shape)
     place = SingleDeviceSharding(jax.devices()[0])
-    targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract)
+    targets = placed(abstract, jax.tree.map(lambda _: place, abstract))
     store = CheckpointStore(run / "checkpoints")
     try:
         params = store.restore_params(targets, step)
@@ -56,7 +57,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
         config=shape,
         graphdef=graphdef,
         params=params if dtype is None else models.cast(params, jnp.dtype(dtype)),
-        tokenizer=policy_tokenizer(config),
+        tokenizer=run_model_tokenizer(config),
         source=source if source.is_dir() else None,
     )
 

@@ -16,7 +16,7 @@ import yaml
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
-from mugrpo_jax.loop import preflight
+from mugrpo_jax.loop.preflight import describe_data
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.setup.trained_model import trained_model
@@ -215,7 +215,7 @@ def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
     file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
     options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
     config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
-    assert preflight.describe_data(config).startswith(f"data        {message}")
+    assert describe_data(config).startswith(f"data        {message}")
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):

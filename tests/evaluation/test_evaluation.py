@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mugrpo_jax.evaluation.evaluate import (
+from mugrpo_jax.evaluation import (
     Estimate,
-    Request,
-    Response,
+    GeneratedResponse,
+    WantedResponse,
     as_table,
     average_at_k,
     average_results,
@@ -18,7 +18,11 @@ from mugrpo_jax.evaluation.evaluate import (
     bootstrap_average,
     evaluate,
     majority,
+    pack_rows,
     pass_at_k,
+    score_problems,
+    summarise,
+    unpack_rows,
 )
 from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task
 
@@ -30,7 +34,9 @@ def respond(request):
     rng = random.Random(f"{request.index}/{request.sample}")
     right = rng.random() < (request.index + 1) / 14
     text = request.problem.solution if right else rng.choice(["1+1+0=02;2", "1+1+0", ";7"])
-    return Response(request.index, request.sample, text, "stop" if ";" in text else "length", len(text))
+    return GeneratedResponse(
+        request.index, request.sample, text, "stop" if ";" in text else "length", len(text)
+    )
 
 
 def generate(requests):
@@ -99,6 +105,15 @@ def test_intervals_agree_with_the_normal_one_and_with_a_seed():
     assert bootstrap(values, resamples=2500) == estimate != bootstrap(values, resamples=2500, seed=1)
 
 
+def test_the_standard_error_is_that_of_the_mean_over_problems():
+    values = [0.0, 0.25, 1.0, 0.5]
+    estimate = bootstrap(values)
+    assert estimate.standard_error == pytest.approx(np.std(values, ddof=1) / 2)
+    assert bootstrap([0.5]).standard_error == 0.0
+    average = bootstrap_average([values, [1.0, 0.0]])
+    assert average.standard_error == pytest.approx(math.hypot(estimate.standard_error, 0.5) / 2)
+
+
 def test_every_benchmark_counts_the_same_in_the_average():
     large, small = [1.0] * 100, [0.0, 0.5]
     estimate = bootstrap_average([large, small])
@@ -116,7 +131,7 @@ def test_bootstrap_refuses_what_it_cannot_do(values, options):
 
 def test_the_result_is_the_statistics_of_its_responses():
     result = run()
-    rows = [[respond(Request(i, s, PROBLEMS[i])) for s in range(4)] for i in range(len(PROBLEMS))]
+    rows = [[respond(WantedResponse(i, s, PROBLEMS[i])) for s in range(4)] for i in range(len(PROBLEMS))]
     right = [[r.text.partition(";")[2] == PROBLEMS[r.index].answer for r in row] for row in rows]
     assert result.problems == 12 and result.samples == 4
     assert result.per_problem["avg@4"] == [sum(row) / 4 for row in right]
@@ -129,6 +144,25 @@ def test_the_result_is_the_statistics_of_its_responses():
     assert result.mean_length == pytest.approx(np.mean([r.length for r in flat]))
     assert result.statuses == {"ok": 48}
     assert json.loads(result.as_json())["metrics"]["avg@4"]["mean"] == result.metrics["avg@4"].mean
+
+
+def test_the_shares_of_two_hosts_give_the_result_of_one():
+    failing = (*PROBLEMS[:4], replace(PROBLEMS[4], answer="unreadable"))
+
+    def share(host):
+        with InlineScorer("countdown") as scorer:
+            return score_problems(failing, generate, scorer, samples=4, indices=range(host, 5, 2))
+
+    parts = [json.loads(json.dumps(pack_rows(share(host)))) for host in (0, 1)]
+    assert summarise("test", unpack_rows(parts), samples=4, ks=(1, 2, 4)) == run(
+        failing, scorer="countdown", answer_of=None
+    )
+
+
+def test_an_evaluation_that_is_stopped_gives_no_rows():
+    with InlineScorer("arithmetic") as scorer:
+        rows = score_problems(PROBLEMS, generate, scorer, samples=2, stopped=lambda: scorer.counts["ok"] == 5)
+    assert rows is None and scorer.counts["ok"] == 5
 
 
 class Killed(Exception):

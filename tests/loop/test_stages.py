@@ -14,12 +14,11 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models, rollouts
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
-from mugrpo_jax.loop.job import Job
-from mugrpo_jax.loop.pending_metrics import InFlight
+from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.report.live import LiveReport
-from mugrpo_jax.rollouts import micro_batches as batches
+from mugrpo_jax.rollouts import update_stream
 from mugrpo_jax.runs.journal import Journal
-from mugrpo_jax.setup.run_setup import load_policy
+from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 
@@ -64,20 +63,20 @@ class Spy:
         self._wrap(patch, Journal, "write", lambda record: ("record", record["kind"], record["updates"]))
         self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
-        self._wrap(patch, Job, "generate", lambda state, stage, cursor: ("generate", stage))
+        self._wrap(patch, stages, "generate_rollouts", lambda state, stage, cursor: ("generate", stage))
         patch.setattr(LiveReport, "_draw", lambda self: None)  # reads the config again, which traces the loss
-        optimise = Job.optimise
+        optimise = stages.optimise
 
-        def timed(job, *arguments):
+        def timed(run, *arguments):
             here = {id(array) for array in before}
             # Single shards are views that a checkpoint took of whole arrays.
             whole = [a for a in jax.live_arrays() if len(a.sharding.device_set) == len(jax.devices())]
             self.alive.append([(a.shape, a.nbytes) for a in whole if id(a) not in here])
             started = time.monotonic()
-            yield from optimise(job, *arguments)
+            yield from optimise(run, *arguments)
             self.phases.append(time.monotonic() - started)
 
-        patch.setattr(Job, "optimise", timed)
+        patch.setattr(stages, "optimise", timed)
 
     def _compiled(self, name, seconds, **_):
         if name.startswith("/jax/core/compile/"):
@@ -114,7 +113,7 @@ def records(folder, kind):
 
 def by_hand(config, folder, monkeypatch):
     """GRPO without anything of the run loop but the rollouts it stored and the order it read them in."""
-    policy, params = load_policy(config)
+    setup, params = load_run_model(config)
     params = jax.device_get(params)
     decayed = {"embed", "head", "q", "k", "v", "o", "gate", "up", "down"}
     mask = jax.tree.map_with_path(lambda path, _: path[-1].key in decayed, params)
@@ -124,7 +123,7 @@ def by_hand(config, folder, monkeypatch):
     opt_state = optimizer.init(params)
 
     def log_probs(params, tokens):
-        logits = models.logits(policy.graphdef, params, tokens)
+        logits = models.logits(setup.graphdef, params, tokens)
         return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
 
     @jax.jit
@@ -139,7 +138,7 @@ def by_hand(config, folder, monkeypatch):
         return optax.apply_updates(params, changes), opt_state_after
 
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "make_update", lambda groups, **_: groups)
+        patch.setattr(update_stream, "make_update", lambda groups, **_: groups)
         for index in range(3):
             stage = rollouts.open_stage(folder / "rollouts" / f"stage-{index:03d}")
             stream = rollouts.UpdateStream(
@@ -177,7 +176,7 @@ def test_four_updates_a_stage_are_a_plain_grpo_loop(place, watched, monkeypatch)
     config = configs.load(place / "run.yaml")
     expected = by_hand(config, place / "whole", monkeypatch)
     found = jax.device_get(trained_model(place / "whole", 12).params)
-    start = jax.device_get(load_policy(config)[1])
+    start = jax.device_get(load_run_model(config)[1])
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(start), strict=True)]
     assert max(moved) > 0.05
     assert max(record["clipped/tokens"] for record in records(place / "whole", "update")) > 0
@@ -265,11 +264,11 @@ def test_compiling_is_told_where_it_happened(place, watched):
 
 def test_records_follow_two_updates_behind_and_flush_in_order():
     seen = []
-    in_flight = InFlight(lambda about, metrics, seconds: seen.append((about, metrics)))
+    pending = PendingMetrics(lambda about, metrics, seconds: seen.append((about, metrics)))
     for update in range(4):
-        in_flight.add(update, {"loss": jnp.float32(update)})
+        pending.add(update, {"loss": jnp.float32(update)})
         assert [about for about, _ in seen] == list(range(max(0, update - 1)))
-    in_flight.flush()
+    pending.flush()
     assert seen == [(update, {"loss": float(update)}) for update in range(4)]
 
 

@@ -11,7 +11,7 @@ from mugrpo_jax import report
 from mugrpo_jax.loop import stages
 from mugrpo_jax.report import live, samples
 from mugrpo_jax.rollouts import Group, Rollout, shaped_rewards
-from mugrpo_jax.setup.run_setup import load_policy
+from mugrpo_jax.setup.run_setup import load_run_model
 
 CONFIG = [
     "model.source=tiny",
@@ -79,7 +79,7 @@ def test_a_report_that_fails_is_said_and_harms_nobody(config, run, capsys, monke
     def broken(*_, **__):
         raise RuntimeError("no space left")
 
-    policy, params = load_policy(config)
+    policy, params = load_run_model(config)
     monkeypatch.setattr(live, "write_page", broken)
     monkeypatch.setattr(live, "pick_samples", broken)
     monkeypatch.setattr(live, "_FIRST", 0.0)
@@ -97,7 +97,7 @@ def test_pages_take_a_small_share_of_a_run(config, run, monkeypatch):
         drawn.append(now[0])
         now[0] += 2.0
 
-    policy, params = load_policy(dataclasses.replace(config, report=configs.ReportSection(samples=0)))
+    policy, params = load_run_model(dataclasses.replace(config, report=configs.ReportSection(samples=0)))
     monkeypatch.setattr(live, "write_page", slow)
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     reporter = live.LiveReport(run, policy)
@@ -150,7 +150,7 @@ def test_half_of_the_samples_are_wrong_the_most_abandoned_first():
 def test_a_sample_shows_what_the_objective_vetoes(config):
     groups = [group(0, [0, 1])]
     (right, wrong) = samples.candidates(groups, shaped_rewards(groups, 24, 0), 2, "mean")
-    tokenizer = load_policy(config)[0].tokenizer
+    tokenizer = load_run_model(config)[0].tokenizer
     logp = np.array([-0.5, -20.0, -0.5, -0.5], np.float32)
     found = samples.describe(wrong, logp, config, tokenizer)
     assert (found["triggers"], found["vetoed"]) == ([1], [2, 3])

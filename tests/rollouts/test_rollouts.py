@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import rollouts
-from mugrpo_jax.rollouts import Group, Rollout, Stage
+from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder
 from mugrpo_jax.rollouts.micro_batches import Row, arrange
 
 
@@ -29,7 +29,7 @@ GROUPS = [group(i) for i in range(20)]
 
 @pytest.fixture
 def stage(tmp_path):
-    stage = Stage(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=20, prompts_per_shard=8)
+    stage = RolloutFolder(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=20, prompts_per_shard=8)
     for shard in range(stage.shards):
         stage.write_shard(shard, [GROUPS[i] for i in stage.shard_prompts(shard)])
     stage.commit()
@@ -113,7 +113,7 @@ def test_a_damaged_shard_of_a_complete_stage_is_refused_by_name(stage, damage):
 
 
 def test_rollouts_of_another_run_are_refused(stage):
-    other = Stage(stage.folder, {"fingerprint": "other"}, 20, 8)
+    other = RolloutFolder(stage.folder, {"fingerprint": "other"}, 20, 8)
     with pytest.raises(rollouts.RolloutError, match="expected"):
         other.manifest()
     with pytest.raises(rollouts.RolloutError, match="expected"):

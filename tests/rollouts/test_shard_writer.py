@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from mugrpo_jax.rollouts import RolloutError, Stage, read_groups
-from mugrpo_jax.rollouts.shard_writer import ShardCollector
+from mugrpo_jax.rollouts import RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts.shard_writer import ShardWriter
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
 
@@ -16,7 +16,7 @@ PROBLEMS = {i: Problem(f"problem-{i}", "", "") for i in range(5)}
 
 @pytest.fixture
 def stage(tmp_path):
-    return Stage(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=5, prompts_per_shard=2)
+    return RolloutFolder(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=5, prompts_per_shard=2)
 
 
 def response(index: int, sample: int) -> Response:
@@ -30,18 +30,18 @@ def scored(value: float) -> "Future[Score]":
     return future
 
 
-def fill(collector: ShardCollector, shards: tuple[int, ...]) -> None:
-    names = [(i, n) for shard in shards for i in collector.stage.shard_prompts(shard) for n in range(3)]
+def fill(writer: ShardWriter, shards: tuple[int, ...]) -> None:
+    names = [(i, n) for shard in shards for i in writer.stage.shard_prompts(shard) for n in range(3)]
     for at in np.random.default_rng(0).permutation(len(names)):
         index, sample = names[at]
-        collector.add(response(index, sample), scored(10 * index + sample))
+        writer.add(response(index, sample), scored(10 * index + sample))
 
 
 def test_groups_are_in_order_with_their_own_scores(stage):
-    with ShardCollector(stage, PROBLEMS, 3) as collector:
-        fill(collector, (0, 1, 2))
-        collector.finish()
-        assert (collector.scored, collector.reward) == (
+    with ShardWriter(stage, PROBLEMS, 3) as writer:
+        fill(writer, (0, 1, 2))
+        writer.finish()
+        assert (writer.scored, writer.reward) == (
             15,
             sum(10 * i + n for i in range(5) for n in range(3)),
         )
@@ -55,16 +55,16 @@ def test_groups_are_in_order_with_their_own_scores(stage):
 
 def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
     late: Future[Score] = Future()
-    with ShardCollector(stage, PROBLEMS, 3) as collector:
+    with ShardWriter(stage, PROBLEMS, 3) as writer:
         for index in (0, 1):
             for sample in range(3):
-                collector.add(response(index, sample), late if (index, sample) == (0, 1) else scored(1.0))
-        fill(collector, (1,))
-        collector.add(response(4, 0), scored(1.0))  # a shard that is not complete
-        assert collector.finish(wait=False) < 1.0
+                writer.add(response(index, sample), late if (index, sample) == (0, 1) else scored(1.0))
+        fill(writer, (1,))
+        writer.add(response(4, 0), scored(1.0))  # a shard that is not complete
+        assert writer.finish(wait=False) < 1.0
         assert stage.missing_shards() == [0, 2]
         threading.Timer(0.2, late.set_result, [Score(7.0)]).start()
-        assert collector.finish() > 0.1
+        assert writer.finish() > 0.1
         assert stage.missing_shards() == [2]
 
 
@@ -72,6 +72,6 @@ def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     stage.folder.mkdir()
     (stage.folder / "shard-00000.tmp").mkdir()  # where the first shard would be written
     failure = pytest.raises(RolloutError, match=r"shard-00000\.arrayrecord: cannot be written")
-    with ShardCollector(stage, PROBLEMS, 3) as collector, failure:
-        fill(collector, (0,))
-        collector.finish()  # if it was not written before the last response came
+    with ShardWriter(stage, PROBLEMS, 3) as writer, failure:
+        fill(writer, (0,))
+        writer.finish()  # if it was not written before the last response came

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mugrpo_jax.loop.pending_metrics import InFlight
+from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.runs.compile_clock import CompileClock, compile_clock
 
 
@@ -25,15 +25,15 @@ def test_what_overlaps_counts_once():
 
 def test_an_update_tells_what_went_into_compiling():
     seen = []
-    in_flight = InFlight(lambda about, metrics, seconds: seen.append(seconds))
+    pending = PendingMetrics(lambda about, metrics, seconds: seen.append(seconds))
     program = jax.jit(lambda x: {"loss": jnp.sort(jnp.sin(x) @ x.T).sum()})
     argument = jnp.ones((5, 7))
     before = compile_clock().seconds
-    in_flight.restart()
-    in_flight.add(1, program(argument))
-    in_flight.flush()
+    pending.restart()
+    pending.add(1, program(argument))
+    pending.flush()
     compiled = compile_clock().seconds - before
-    in_flight.add(2, program(argument))  # compiled already
-    in_flight.flush()
+    pending.add(2, program(argument))  # compiled already
+    pending.flush()
     assert seen[0]["compile"] == pytest.approx(compiled) and 0 < compiled <= seen[0]["update"]
     assert seen[1]["compile"] == 0.0

@@ -183,7 +183,7 @@ def test_a_prompt_is_run_once_for_its_whole_group(sampler):
     assert sampler.stats.prompts == 3 and sampler.stats.responses == 24
     assert sampler.stats.tokens == 24 * 9
     # A free slot has nothing to read.
-    assert not sampler._device._slots.rows.lengths.any() and not sampler._device._slots.rows.left.any()
+    assert not sampler._engine._slots.rows.lengths.any() and not sampler._engine._slots.rows.left.any()
 
 
 def test_a_stop_token_ends_a_response_and_is_part_of_it(sampler):
@@ -266,9 +266,9 @@ def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
 def test_loops_wait_for_free_slots_by_the_length_of_the_responses_so_far(model, plan, monkeypatch, length):
     sizes = plan(64, max_length=208)
     with Sampler(*model, sizes) as sampler:
-        limits, decode = [], sampler._device.decode
+        limits, decode = [], sampler._engine.decode
         monkeypatch.setattr(
-            sampler._device, "decode", lambda limit, **k: limits.append(limit) or decode(limit, **k)
+            sampler._engine, "decode", lambda limit, **k: limits.append(limit) or decode(limit, **k)
         )
         list(sampler.run([Request([1, 2], request_seeds(i, samples=8), length, index=i) for i in range(64)]))
     assert limits[0] == sizes.refill_at(208)  # nothing has ended yet
@@ -277,24 +277,24 @@ def test_loops_wait_for_free_slots_by_the_length_of_the_responses_so_far(model, 
 
 
 def test_the_next_loop_is_under_way_when_responses_are_handed_out(sampler, monkeypatch):
-    launched, decode = [], sampler._device.decode
-    monkeypatch.setattr(sampler._device, "decode", lambda *a, **k: launched.append(1) or decode(*a, **k))
+    launched, decode = [], sampler._engine.decode
+    monkeypatch.setattr(sampler._engine, "decode", lambda *a, **k: launched.append(1) or decode(*a, **k))
     run = sampler.run([Request([5, 6], request_seeds(i, samples=4), 9, index=i) for i in range(5)])
     ahead = [len(launched) - sampler.stats.loops for _ in run]
     assert ahead == [1] * 16 + [0] * 4  # after the last loop nothing is left to launch
 
 
 def test_responses_are_handed_out_while_the_call_of_a_loop_lasts(sampler, monkeypatch):
-    held, loop = threading.Event(), sampler._device._loop
+    held, loop = threading.Event(), sampler._engine._loop
 
     def slow(program, limit, calling):
         calling.set()
         assert sampler.stats.loops == 0 or held.wait(60)  # the second loop lasts until a response is out
         return loop(program, limit, calling)
 
-    monkeypatch.setattr(sampler._device, "_loop", slow)
+    monkeypatch.setattr(sampler._engine, "_loop", slow)
     run = sampler.run([Request([5, 6], [1, 2, 3, 4, 5], [2, 2, 2, 70, 2])])
-    assert len(next(run).tokens) == 2 and not sampler._device._under_way.done()
+    assert len(next(run).tokens) == 2 and not sampler._engine._under_way.done()
     held.set()
     assert len(list(run)) == 4
 
@@ -302,7 +302,7 @@ def test_responses_are_handed_out_while_the_call_of_a_loop_lasts(sampler, monkey
 def test_a_run_given_up_in_the_middle_of_a_loop_leaves_the_slots_usable(
     sampler, mixed, results, wanted, monkeypatch
 ):
-    loop = sampler._device._loop
+    loop = sampler._engine._loop
 
     def slow(program, limit, calling):
         def lasting(*arguments):
@@ -313,10 +313,10 @@ def test_a_run_given_up_in_the_middle_of_a_loop_leaves_the_slots_usable(
         return loop(lasting, limit, calling)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler._device, "_loop", slow)
+        patch.setattr(sampler._engine, "_loop", slow)
         given_up = sampler.run(mixed)
         next(given_up)
-    assert not sampler._device._under_way.done()
+    assert not sampler._engine._under_way.done()
     # Fewer samples than slots: what the given-up run left in the others must be gone.
     [single] = sampler.run([Request([5, 9], [1], 30)])
     assert sampler.stats.tokens == len(single.tokens) == 30
@@ -410,10 +410,10 @@ def test_sharded_over_eight_devices_gives_the_same_tokens(model, plan, mixed, re
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     with Sampler(*model, plan(8, mesh=mesh)) as sampler:
         split = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor"))
-        assert sampler._device._params["layers"][0]["q"].sharding == NamedSharding(mesh, P(None, "tensor"))
-        assert sampler._device._slots.keys[0].sharding == split
+        assert sampler._engine._params["layers"][0]["q"].sharding == NamedSharding(mesh, P(None, "tensor"))
+        assert sampler._engine._slots.keys[0].sharding == split
         sampler.warmup(top_k=True, top_p=True)
         compilations.clear()
         assert results(sampler, mixed) == wanted
         assert compilations == []
-        assert sampler._device._slots.keys[0].sharding == split
+        assert sampler._engine._slots.keys[0].sharding == split

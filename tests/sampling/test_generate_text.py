@@ -39,6 +39,12 @@ def test_file_and_call_agree_and_carry_everything(prompts, tmp_path):
     assert len({tuple(r["tokens"]) for r in records}) == 9
 
 
+def test_one_text_is_one_prompt_and_its_record_can_be_read():
+    [record] = generate("tiny", "1+1=", **SETTINGS | {"samples": 1})
+    assert record["prompt"] == "1+1=" and record["index"] == record["sample"] == 0
+    assert isinstance(record["text"], str)
+
+
 def test_an_interrupted_file_continues_where_it_was(prompts, tmp_path):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     generate_file("tiny", prompts, whole, **SETTINGS)

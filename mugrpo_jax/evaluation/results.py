@@ -1,0 +1,225 @@
+"""Results of an evaluation: scored responses, the file that keeps them, their statistics, tables and JSON."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo_jax import files
+from mugrpo_jax.evaluation import statistics
+from mugrpo_jax.evaluation.statistics import Estimate
+from mugrpo_jax.runs.text import text_table
+from mugrpo_jax.tasks import Problem
+from mugrpo_jax.tasks.scoring import failure
+
+
+@dataclass(frozen=True)
+class ScoredResponse:
+    """One response to a problem with its score.
+
+    Attributes:
+      index: position of the problem in the evaluation.
+      sample: number of the response among those to its problem.
+      problem: id of the problem.
+      value, status, detail: as in `tasks.Score`.
+      answer: the answer that counts in a majority vote; None where there is none.
+      finish_reason: `stop` or `length`.
+      length: in tokens.
+      text: the response.
+    """
+
+    index: int
+    sample: int
+    problem: str
+    value: float
+    status: str
+    detail: str
+    answer: str | None
+    finish_reason: str
+    length: int
+    text: str
+
+
+class ResultsFile:
+    """Scored responses in memory and, with a path, in a file: one JSON line per response.
+
+    Attributes:
+      rows: by (index, sample); they include the responses found in the file.
+    """
+
+    def __init__(self, path: Path | None, name: str, problems: Sequence[Problem], samples: int) -> None:
+        self.rows: dict[tuple[int, int], ScoredResponse] = {}
+        self._path = path
+        if path is None or not path.exists():
+            return
+        files.cut_unfinished_line(path)
+        for number, line in files.read_json_lines(path):
+            try:
+                row = ScoredResponse(**line)
+            except TypeError as error:
+                raise ValueError(f"{path}:{number}: not a result: {error!r}") from None
+            if row.index >= len(problems) or problems[row.index].id != row.problem or row.sample >= samples:
+                raise ValueError(
+                    f"{path}:{number}: result of problem {row.problem!r}, sample {row.sample}, which {name} "
+                    f"with {samples} samples does not have; use another file for another evaluation"
+                )
+            self.rows[row.index, row.sample] = row
+
+    def add(self, row: ScoredResponse) -> None:
+        """Keep a response, and append it to the file."""
+        self.rows[row.index, row.sample] = row
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(json.dumps(asdict(row)).encode() + b"\n")
+
+    def ordered(self) -> list[ScoredResponse]:
+        """All rows by problem and sample, so that statistics do not depend on the order of arrival."""
+        return [row for _, row in sorted(self.rows.items())]
+
+
+def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
+    """The rows of one host as short lists to send: without texts, and with one detail per status."""
+    told: set[str] = set()
+    packed = []
+    for row in rows:
+        detail = "" if row.status in told else row.detail
+        told.add(row.status)
+        packed.append([*dataclasses.astuple(dataclasses.replace(row, text="", detail=detail))])
+    return packed
+
+
+def unpack_rows(parts: Iterable[Sequence[Sequence[Any]]]) -> list[ScoredResponse]:
+    """The packed rows of all hosts as one list, by problem and sample."""
+    rows = [ScoredResponse(*values) for part in parts for values in part]
+    return sorted(rows, key=lambda row: (row.index, row.sample))
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Statistics of one benchmark.
+
+    Attributes:
+      name: of the benchmark.
+      problems: how many.
+      samples: per problem.
+      metrics: `avg@k`, `pass@k` for each k asked for, `majority@k` where answers can be compared.
+      truncated: share of responses cut off by the length limit.
+      mean_length: of the responses, in tokens.
+      statuses: number of responses with each scoring status.
+      per_problem: for each metric, its value for each problem.
+      examples: for each status except `ok`, the first response with it and what happened.
+    """
+
+    name: str
+    problems: int
+    samples: int
+    metrics: dict[str, Estimate]
+    truncated: float
+    mean_length: float
+    statuses: dict[str, int]
+    per_problem: dict[str, list[float]]
+    examples: dict[str, str]
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The mean reward, avg@k."""
+        return self.metrics[f"avg@{self.samples}"]
+
+    def as_json(self) -> str:
+        """One JSON object, keys in order."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def summarise(
+    name: str,
+    rows: Sequence[ScoredResponse],
+    *,
+    samples: int,
+    ks: Sequence[int] = (),
+    vote: bool = False,
+    confidence: float = 0.95,
+) -> EvalResult:
+    """The statistics of scored responses.
+
+    Args:
+      name: of the evaluation.
+      rows: `samples` responses to every problem, by problem and sample.
+      samples: responses per problem.
+      ks: for which k to compute pass@k.
+      vote: whether to compute the majority vote over the answers.
+      confidence: of the intervals.
+    """
+    groups = [rows[i : i + samples] for i in range(0, len(rows), samples)]
+    values = [[row.value for row in group] for group in groups]
+    correct = [sum(value >= statistics.CORRECT for value in group) for group in values]
+    per_problem = {f"avg@{samples}": [statistics.average_at_k(group) for group in values]}
+    per_problem |= {f"pass@{k}": [statistics.pass_at_k(samples, c, k) for c in correct] for k in ks}
+    if vote:
+        answers = [[row.answer for row in group] for group in groups]
+        per_problem[f"majority@{samples}"] = [statistics.majority(a, v) for a, v in zip(answers, values)]
+    failures = [row for row in rows if row.status != "ok"]
+    return EvalResult(
+        name=name,
+        problems=len(groups),
+        samples=samples,
+        metrics={metric: statistics.bootstrap(v, confidence=confidence) for metric, v in per_problem.items()},
+        truncated=float(np.mean([row.finish_reason == "length" for row in rows])),
+        mean_length=float(np.mean([row.length for row in rows])),
+        statuses=dict(sorted(Counter(row.status for row in rows).items())),
+        per_problem=per_problem,
+        examples={row.status: failure(row.problem, row.detail) for row in reversed(failures)},
+    )
+
+
+def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
+    """Averages over benchmarks of the metrics that all of them have; every benchmark has the same weight."""
+    shared = (
+        [m for m in results[0].metrics if all(m in result.metrics for result in results)] if results else []
+    )
+    return {
+        metric: statistics.bootstrap_average([r.per_problem[metric] for r in results]) for metric in shared
+    }
+
+
+def average_as_json(results: Sequence[EvalResult]) -> str:
+    """One JSON object: the metrics of each benchmark, and their average."""
+    benchmarks = [{"name": result.name, "metrics": _plain(result.metrics)} for result in results]
+    return json.dumps({"benchmarks": benchmarks, "average": _plain(average_results(results))}, indent=2)
+
+
+def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+    return {name: asdict(estimate) for name, estimate in metrics.items()}
+
+
+def as_table(results: Sequence[EvalResult]) -> str:
+    """A text table with one line per benchmark, then their average: percent with confidence intervals."""
+    metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
+    header = ["benchmark", "problems", "samples", *metrics, "truncated", "length", "not scored"]
+    lines = [
+        [
+            result.name,
+            str(result.problems),
+            str(result.samples),
+            *(_cell(result.metrics.get(metric)) for metric in metrics),
+            f"{100 * result.truncated:.1f}",
+            f"{result.mean_length:.0f}",
+            str(sum(count for status, count in result.statuses.items() if status != "ok")),
+        ]
+        for result in results
+    ]
+    if len(results) > 1:
+        average: Mapping[str, Estimate] = average_results(results)
+        lines.append(["average", "", "", *(_cell(average.get(metric)) for metric in metrics), "", "", ""])
+    return text_table([header, *lines])
+
+
+def _cell(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{100 * estimate.mean:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

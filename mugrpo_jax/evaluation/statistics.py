@@ -1,0 +1,110 @@
+"""Statistics of an evaluation: pass@k, avg@k, majority, and the mean over problems with its uncertainty."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CORRECT = 1.0  # a reward this high counts as solved in pass@k and in a majority vote
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that k of n samples, c of them correct, contain a correct one: `1 − C(n−c, k) / C(n, k)`.
+
+    Unbiased for the chance that k fresh samples solve the problem (arXiv 2107.03374), exact in integers.
+
+    >>> pass_at_k(4, 1, 2), pass_at_k(4, 0, 2), pass_at_k(4, 3, 2)
+    (0.5, 0.0, 1.0)
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"n={n}, c={c}, k={k}; possible: 0 <= c <= n and 1 <= k <= n")
+    misses, draws = math.comb(n - c, k), math.comb(n, k)
+    return (draws - misses) / draws
+
+
+def average_at_k(values: Sequence[float]) -> float:
+    """Mean reward of a problem's k samples."""
+    if not values:
+        raise ValueError("values is empty; possible: one reward or more")
+    return math.fsum(values) / len(values)
+
+
+def majority(answers: Sequence[str | None], values: Sequence[float]) -> float:
+    """1.0 if the most frequent answer is correct; in a tie, the share of the tied answers that are correct.
+
+    Samples without an answer do not vote. Without any vote the result is 0.
+
+    >>> majority(["7", "8", "7", None], [1.0, 0.0, 1.0, 0.0]), majority(["7", "8"], [1.0, 0.0])
+    (1.0, 0.5)
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    verdict = {answer: value >= CORRECT for answer, value in zip(answers, values, strict=True)}
+    winners = [answer for answer, count in votes.items() if count == most]
+    return sum(verdict[answer] for answer in winners) / len(winners)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems with its uncertainty.
+
+    Attributes:
+      mean: over problems.
+      low, high: the confidence interval, from a bootstrap over problems.
+      standard_error: of the mean.
+    """
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Sample standard deviation of the problems' values over the square root of their number; 0 for one."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def bootstrap(
+    values: Sequence[float] | np.ndarray, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Estimate:
+    """Mean over problems with a percentile interval from resampling the problems.
+
+    Problems are resampled, not samples, because the samples of one problem are not independent.
+
+    >>> bootstrap([1.0, 1.0, 1.0])
+    Estimate(mean=1.0, low=1.0, high=1.0, standard_error=0.0)
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"values has shape {values.shape}; possible: one number per problem, at least one")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; possible: between 0 and 1")
+    rng = np.random.default_rng(seed)
+    means = np.array([values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)])
+    return _estimate(float(values.mean()), standard_error(values), means, confidence)
+
+
+def bootstrap_average(
+    benchmarks: Sequence[Sequence[float]], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Estimate:
+    """The average of several benchmarks' means; every benchmark has the same weight, whatever its size."""
+    if not benchmarks:
+        raise ValueError("benchmarks is empty; possible: one list of values or more")
+    rng = np.random.default_rng(seed)
+    arrays = [np.asarray(values, dtype=np.float64) for values in benchmarks]
+    draws = [
+        [values[rng.integers(len(values), size=len(values))].mean() for values in arrays]
+        for _ in range(resamples)
+    ]
+    error = math.hypot(*map(standard_error, arrays)) / len(arrays)
+    return _estimate(float(np.mean([a.mean() for a in arrays])), error, np.mean(draws, axis=1), confidence)
+
+
+def _estimate(mean: float, error: float, means: np.ndarray, confidence: float) -> Estimate:
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(mean, float(low), float(high), error)

@@ -1,0 +1,137 @@
+"""An open run: the objects that all its phases share, and how they are opened and closed."""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import distributed, training
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.rollouts.generate import StageRequests
+from mugrpo_jax.runs.folder import RunFolder
+from mugrpo_jax.runs.journal import Journal
+from mugrpo_jax.runs.stop import StopRequest
+from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
+from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
+
+
+@dataclasses.dataclass
+class RunContext:
+    """An open run.
+
+    Attributes:
+      folder: its folder with config and journal.
+      setup: model, tokenizer and devices.
+      params: the initial weights; None once the training state contains them.
+      task: problems and reward.
+      optimizer: of the updates.
+      checkpoints: of the training state.
+      stop: whether the run was asked to stop.
+      report: samples and page, drawn after each stage.
+      resources: closed when the run is closed.
+      pending: metrics of the stage's updates that are not in the journal yet.
+      saved: updates done at the newest checkpoint.
+      next_requests: prompts of the next stage, and their requests, made while this stage is optimised.
+      step: the update step, built at the first update.
+    """
+
+    folder: RunFolder
+    setup: RunSetup
+    params: Any
+    task: Task
+    optimizer: Any
+    checkpoints: training.CheckpointStore
+    stop: StopRequest
+    report: LiveReport
+    resources: contextlib.ExitStack
+    pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
+    saved: int = 0
+    next_requests: tuple[Any, StageRequests] | None = None
+    step: training.UpdateStep | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.folder.config
+
+    @property
+    def journal(self) -> Journal:
+        """The run's journal."""
+        return self.folder.journal
+
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        """Scores responses; started when it is first needed."""
+        task = self.config.task
+        scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
+        return self.resources.enter_context(scorer)
+
+    @functools.cached_property
+    def request_thread(self) -> ThreadPoolExecutor:
+        """Makes requests ahead of the sampler."""
+        thread = ThreadPoolExecutor(1, "requests")
+        self.resources.callback(thread.shutdown, cancel_futures=True)
+        return thread
+
+    @functools.cached_property
+    def _vote(self) -> distributed.Vote | None:
+        return None if jax.process_count() == 1 else distributed.Vote(self.setup.mesh)
+
+    def stop_metric(self) -> dict[str, jax.Array]:
+        """With several hosts, whether one was asked to stop, as a metric of the update.
+
+        So all hosts read the same answer at the same update.
+        """
+        return {} if self._vote is None else {"stop": self._vote(self.stop.requested)}
+
+
+@contextlib.contextmanager
+def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
+    """Load the model and the task, and open the run's folder; leaving the context closes everything."""
+    with StopRequest() as stop, contextlib.ExitStack() as resources:
+        distributed.check_same("config", configs.to_dict(config))
+        with distributed.together("load"):
+            check_trackers(config)
+            if config.replay.run is not None:
+                replay.rollouts(config)
+            task = load_task(config.task.name, **config.task.options)
+            if not len(task.train):
+                raise ConfigError(f"task {task.name}: no training problems")
+            setup, params = load_run_model(config)
+        folder = _open_folder(path, config)  # last: a config that cannot run must not claim the folder
+        checkpoints = training.CheckpointStore(
+            path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
+        )
+        gc.freeze()  # garbage collections need not visit the model, the task and the modules again
+        resources.callback(gc.unfreeze)
+        report = LiveReport(path, setup)
+        resources.callback(report.finish)
+        for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
+            folder.journal.follow(tracker)
+            resources.callback(tracker.close)
+        resources.callback(checkpoints.close)
+        optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+        with jax.set_mesh(setup.mesh):
+            yield RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
+
+
+def _open_folder(path: Path, config: RunConfig) -> RunFolder:
+    """The folder of the run; the first host creates it before the others open it."""
+    folder: RunFolder | None = None
+    for first in (True, False):
+        with distributed.together("claim"):
+            if first == (jax.process_index() == 0):
+                folder = RunFolder(path, config)
+    assert folder is not None
+    return folder

@@ -1,0 +1,148 @@
+"""The first phase of a stage: generate all its rollouts with the current weights, and write them to disk."""
+
+import functools
+import operator
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from mugrpo_jax import distributed
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.loop.resume import leave_if_stopped, save
+from mugrpo_jax.rollouts import RolloutFolder, open_stage
+from mugrpo_jax.rollouts.generate import StageRequests, stage_requests, training_problem, write_shards
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.compile_clock import compile_clock
+from mugrpo_jax.setup.sizes import rollout_settings
+from mugrpo_jax.tasks.scoring import STATUSES
+from mugrpo_jax.training import Cursor, TrainState
+
+
+def generate_rollouts(run: RunContext, state: TrainState, stage: int, cursor: Cursor) -> RolloutFolder:
+    """All rollouts of a stage, on disk; those that exist already are kept, the others are generated."""
+    config = run.config
+    if config.replay.run is not None:
+        return replay.rollouts(config)
+    rollouts = RolloutFolder(
+        folder=run.folder.stage_folder(stage),
+        identity=config.rollout_identity(stage),
+        prompts=config.prompts_per_stage,
+        prompts_per_shard=config.sampling.prompts_per_shard,
+    )
+    manifest = rollouts.manifest()
+    if manifest is not None:
+        open_stage(rollouts.folder)  # checks every file
+    elif cursor.update:
+        raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
+    else:
+        manifest = _generate(run, state, rollouts, stage, cursor)
+    if not cursor.update and run.journal.find("stage", cursor.updates) is None:
+        _record(run, manifest, stage, cursor)
+    return rollouts
+
+
+def _generate(
+    run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, cursor: Cursor
+) -> dict[str, Any]:
+    """Generate the missing shards of this host; return the manifest once all hosts are done."""
+    started = time.monotonic()
+    mine = range(jax.process_index(), rollouts.shards, jax.process_count())
+    missing = rollouts.missing_shards(mine)
+    seconds: dict[str, float] = {}
+    examples: dict[str, str] = {}
+    # Every host takes part if one has work to do: each sends its part of the weights to the others' samplers.
+    if any(distributed.gather("missing", bool(missing))):
+        seconds, examples = _sample(run, state, rollouts, stage, missing)
+    run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
+    if run.stop.agreed:
+        save(run, state, cursor)
+        leave_if_stopped(run)
+    seconds["generate"] = time.monotonic() - started
+    seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
+    manifest = rollouts.commit(seconds) if jax.process_index() == 0 else None
+    examples = functools.reduce(operator.or_, distributed.gather("manifest", examples), {})
+    if stage + 1 < run.config.stages.stop:  # the next stage has the same size
+        key = stage + 1, _prompts(rollouts, mine)
+        run.next_requests = key, _requests(run, *key)
+    return (manifest or rollouts.manifest() or {}) | {"examples": examples}
+
+
+def _sample(
+    run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, shards: Sequence[int]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Sample, score and write some shards; the sampler's memory is free afterwards."""
+    key = stage, _prompts(rollouts, shards)
+    ahead, run.next_requests = run.next_requests, None
+    requests = ahead[1] if ahead is not None and ahead[0] == key else _requests(run, *key)
+    samples = run.config.batch.responses_per_prompt
+    with (
+        run.setup.sampler(state.params) as sampler,
+        progress.bar(len(key[1]) * samples, f"stage {stage}: generate", "resp") as bar,
+    ):
+        compiled = compile_clock().seconds
+        seconds, examples = write_shards(
+            sampler,
+            rollouts,
+            requests,
+            run.scorer,
+            samples=samples,
+            decode=run.setup.tokenizer.decode,
+            stopped=lambda: run.stop.requested,
+            bar=bar,
+        )
+    return seconds | {"compile": compile_clock().seconds - compiled}, examples
+
+
+def _prompts(rollouts: RolloutFolder, shards: Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for shard in shards for i in rollouts.shard_prompts(shard))
+
+
+def _requests(run: RunContext, stage: int, prompts: Sequence[int]) -> StageRequests:
+    """Requests for prompts of a stage; every stage continues in the training set where the last one ended."""
+    first = stage * run.config.prompts_per_stage
+    return stage_requests(
+        stage,
+        prompts,
+        lambda index: training_problem(run.task.train, run.config.seed, first + index),
+        run.setup.prompt_tokens,
+        rollout_settings(run.config),
+        stop=run.setup.tokenizer.eos_ids,
+        thread=run.request_thread,
+    )
+
+
+def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Cursor) -> None:
+    responses, tokens = manifest["responses"], manifest["response_tokens"]
+    status = {name: manifest["status"].get(name, 0) for name in STATUSES}
+    seconds = manifest["seconds"]
+    run.journal.write(
+        {
+            "kind": "stage",
+            "stage": stage,
+            "updates": cursor.updates,
+            "reward": manifest["reward"] / responses,
+            "response_length": tokens / responses,
+            "longest_response": manifest["longest_response"],
+            "truncated": manifest["finish"].get("length", 0) / responses,
+            "equal_groups": manifest["equal_groups"] / manifest["groups"],
+            "responses": responses,
+            "response_tokens": tokens,
+            "finish": manifest["finish"],
+            "status": status,
+            "seconds": seconds,
+        }
+    )
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {seconds[name]:.2f} s"
+        for name in ("sample", "score_wait", "write", "switch")
+        if name in seconds
+    )
+    progress.say(
+        f"stage {stage}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
+        f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
+    )
+    progress.say_unscored(f"stage {stage}", status, manifest.get("examples", {}))

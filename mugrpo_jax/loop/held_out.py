@@ -1,0 +1,90 @@
+"""Accuracy on held-out problems during a run."""
+
+import contextlib
+import time
+
+import jax
+
+from mugrpo_jax import distributed, evaluation
+from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.compile_clock import compile_clock
+from mugrpo_jax.setup.sizes import evaluation_settings
+from mugrpo_jax.tasks.scoring import STATUSES
+from mugrpo_jax.training import Cursor, TrainState
+
+_SEED_PATH = 1 << 20  # in the place of a stage's number, for the seeds of held-out problems
+
+
+def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> float | None:
+    """Held-out accuracy of the current weights; None if the config does not ask for it here.
+
+    It is measured once per position of the run, and read from the journal after that.
+    """
+    if not (run.config.evaluation.problems and len(run.task.test) and _due(run, cursor)):
+        return None
+    if (known := run.journal.find("evaluation", cursor.updates)) is not None:
+        return known["accuracy"]
+    run.pending.flush()
+    started, compiled = time.monotonic(), compile_clock().seconds
+    result = _evaluate(run, state, f"evaluate after {cursor.updates} updates")
+    if result is None:
+        run.stop.agree(True)
+        return None
+    accuracy = result.accuracy
+    run.journal.write(
+        {
+            "kind": "evaluation",
+            "updates": cursor.updates,
+            "stage": cursor.stage,
+            "accuracy": accuracy.mean,
+            "standard_error": accuracy.standard_error,
+            "problems": result.problems,
+            "status": {name: result.statuses.get(name, 0) for name in STATUSES},
+            "seconds": {
+                "evaluate": time.monotonic() - started,
+                "compile": compile_clock().seconds - compiled,
+            },
+        }
+    )
+    after = f"after {cursor.updates} updates"
+    progress.say(f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems)")
+    progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)
+    run.pending.restart()
+    return accuracy.mean
+
+
+def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.EvalResult | None:
+    """Each host evaluates its share of the problems; None if one of them was asked to stop."""
+    settings = evaluation_settings(run.config)
+    problems = list(run.task.test[: run.config.evaluation.problems])
+    # Every host opens a sampler, also one without problems: it sends its part of the weights to the others.
+    with run.setup.sampler(state.params) as sampler:
+        rows = evaluation.score_problems(
+            problems,
+            evaluation.sampled_responses(
+                lambda requests: contextlib.nullcontext(sampler),
+                run.setup.prompt_tokens,
+                run.setup.tokenizer,
+                settings,
+                _SEED_PATH,
+                title=title,
+            ),
+            run.scorer,
+            samples=settings.samples,
+            indices=range(jax.process_index(), len(problems), jax.process_count()),
+            stopped=lambda: run.stop.requested,
+        )
+    parts = distributed.gather("evaluated", None if rows is None else evaluation.pack_rows(rows))
+    if any(part is None for part in parts):
+        return None
+    return evaluation.summarise("held-out", evaluation.unpack_rows(parts), samples=settings.samples)
+
+
+def _due(run: RunContext, cursor: Cursor) -> bool:
+    """A stage's last update is evaluated as the start of the next stage, or as the end of the run."""
+    every, stages = run.config.evaluation.every, run.config.stages
+    if cursor.update:
+        inside = cursor.update < run.config.batch.updates_per_stage
+        return inside and every is not None and cursor.updates % every == 0
+    return every is None or cursor.stage in (stages.start, stages.stop) or cursor.updates % every == 0

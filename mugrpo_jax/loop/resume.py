@@ -1,0 +1,70 @@
+"""Where a run starts or continues, and when it saves a checkpoint."""
+
+import jax
+
+from mugrpo_jax import training
+from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.loop.warm_start import warm_started_weights
+from mugrpo_jax.models.sharding import placed
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.stop import Stopped
+from mugrpo_jax.training import Cursor, TrainState
+
+
+def resume(run: RunContext) -> tuple[TrainState, Cursor]:
+    """The newest checkpoint, or where the run starts: a replayed stage, a warm start, or the model."""
+    make = jax.jit(
+        lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
+    )
+    abstract = jax.eval_shape(make, run.params)
+    shardings = training.state_sharding(run.setup.mesh, abstract)
+    targets = placed(abstract, shardings)
+    if run.checkpoints.latest() is not None:
+        state, cursor = run.checkpoints.restore(targets)
+        run.journal.rewind(cursor.updates)
+        run.saved = cursor.updates
+        progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
+    else:
+        replayed = replay.restore_start(run.config, targets) if run.config.replay.run is not None else None
+        if replayed is not None:
+            state, cursor = replayed
+        else:
+            params = warm_started_weights(run) if run.config.warm_start.updates else run.params
+            state, cursor = jax.device_put(make(params), shardings), Cursor()
+        save(run, state, cursor)
+    run.params = None  # the state contains the weights from now on
+    return state, cursor
+
+
+def save_if_due(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+    """Save a checkpoint every few updates, at moments that the config asks to keep, and before a stop.
+
+    A stage's last update is saved as the start of the next stage.
+    """
+    keep, batch = run.config.checkpoints, run.config.batch
+    if cursor.update == batch.updates_per_stage:
+        return
+    due = (
+        cursor.updates - run.saved >= keep.every
+        or cursor.stage == run.config.stages.stop
+        or (keep.keep_stage_starts and cursor.update == 0)
+        or (keep.keep_best > 0 and accuracy is not None)
+    )
+    if due or run.stop.agreed:
+        save(run, state, cursor, accuracy=accuracy)
+    leave_if_stopped(run)
+
+
+def save(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+    """Start to save a checkpoint; it is written in the background."""
+    run.pending.flush()  # so that the journal is complete up to this checkpoint
+    run.checkpoints.save(state, cursor, accuracy=accuracy)
+    run.saved = cursor.updates
+
+
+def leave_if_stopped(run: RunContext) -> None:
+    """End the run if all hosts agreed to stop, once the last checkpoint is on disk."""
+    if run.stop.agreed:
+        run.checkpoints.wait()
+        raise Stopped

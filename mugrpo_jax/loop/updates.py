@@ -1,0 +1,90 @@
+"""The second phase of a stage: its µ updates on the rollouts."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from mugrpo_jax import training
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.rollouts import RolloutFolder, UpdateStream
+from mugrpo_jax.runs import progress
+from mugrpo_jax.training import Cursor, TrainState
+
+
+def optimise(
+    run: RunContext, state: TrainState, stage: int, rollouts: RolloutFolder, cursor: Cursor
+) -> Iterator[tuple[TrainState, Cursor]]:
+    """The stage's µ updates, from the cursor's position; yields after each one is dispatched.
+
+    The device may still be computing it: metrics are read, and written to the journal, some updates later.
+    """
+    config, batch = run.config, run.config.batch
+    with progress.bar(batch.updates_per_stage, f"stage {stage}: update", "upd", cursor.update) as bar:
+        run.pending = PendingMetrics(functools.partial(_record, run, bar))
+        step = _step(run, state)
+        stream = UpdateStream(
+            rollouts,
+            seed=config.seed,
+            stage_index=stage,
+            epochs=batch.epochs_per_stage,
+            prompts_per_update=batch.prompts_per_update,
+            buckets=run.setup.buckets(),
+            advantage=config.advantage,
+            aggregation=config.objective.settings["aggregation"],
+            max_response=config.sampling.max_response_tokens,
+            overlong_buffer=config.overlong_buffer,
+            equal_groups=batch.equal_groups,
+        )
+        if cursor.data is not None:
+            stream.seek(cursor.data)
+        while cursor.update < batch.updates_per_stage:
+            update = next(stream)
+            state, metrics = step(state, update)
+            cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
+            run.pending.add((cursor, update.metrics), metrics | run.stop_metric())
+            yield state, cursor
+        run.pending.flush()
+
+
+def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
+    """The update step, built once so that its programs are compiled once."""
+    if run.step is None:
+        run.step = training.UpdateStep(
+            run.setup.graphdef,
+            run.config.objective.build(),
+            run.optimizer,
+            run.setup.mesh,
+            run.setup.step_options(),
+            state=state,
+        )
+    return run.step
+
+
+def _record(
+    run: RunContext,
+    bar: Any,
+    about: tuple[Cursor, Any],
+    metrics: dict[str, float],
+    seconds: dict[str, float],
+) -> None:
+    cursor, data = about
+    run.stop.agree(metrics.pop("stop", 0.0) > 0)
+    record = {
+        "kind": "update",
+        "stage": cursor.stage,
+        "updates": cursor.updates,
+        "staleness": cursor.update - 1,
+        **data,
+        **metrics,
+        "seconds": seconds,
+    }
+    run.journal.write(record)
+    bar.set_postfix(progress.headline(record), refresh=False)
+    bar.update()
+    if metrics["skipped"] > run.config.optimizer.max_skipped:
+        raise ConfigError(
+            f"update {cursor.updates}: {metrics['skipped']:.0f} updates had a non-finite gradient, more "
+            "than optimizer.max_skipped; lower optimizer.learning_rate"
+        )

@@ -1,0 +1,61 @@
+"""The devices of a run: one mesh for the updates, and one per host for sampling."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.models import cast, make_mesh
+from mugrpo_jax.models.sharding import MESH_AXES, param_sharding
+
+
+def run_mesh(config: RunConfig) -> Mesh:
+    """All devices of the run in the config's shape."""
+    return make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+
+
+def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
+    """This host's devices as a mesh: `tensor` devices share a copy of the weights; None for one device."""
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(local) % tensor:
+        raise ConfigError(
+            f"mesh.sampling_tensor: {tensor} does not divide the {len(local)} devices of a host"
+        )
+    if jax.process_count() == 1:
+        return None if len(local) == 1 else make_mesh(data=-1, tensor=tensor, devices=local)
+    return _rows_of(sorted(local, key=lambda device: device.id), tensor)
+
+
+def _on_all_hosts(mesh: Mesh) -> Mesh:
+    """The sampling meshes of all hosts as one mesh."""
+    if jax.process_count() == 1:
+        return mesh
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    return _rows_of(devices, mesh.shape["tensor"])
+
+
+def _rows_of(devices: Sequence[jax.Device], tensor: int) -> Mesh:
+    return Mesh(np.asarray(devices).reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+_cast = jax.jit(cast, static_argnames="dtype")
+
+
+def copy_on_host(params: Any, mesh: Mesh, dtype: Any) -> Any:
+    """A whole copy of the weights on this host's devices, split over the `tensor` axis of its sampling mesh.
+
+    The weights are cast before they move, so that fewer bytes travel. No device ever holds more than its part
+    of the copy.
+    """
+    weights = _cast(params, dtype=dtype)
+    spread = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), weights))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.make_array_from_single_device_arrays(
+            leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
+        ),
+        spread,
+        param_sharding(mesh, weights),
+    )
