@@ -104,8 +104,8 @@ def check_greedy(model: LoadedModel, theirs: Any) -> bool:
 
     theirs.generation_config.eos_token_id = None
     programs = (
-        jax.jit(functools.partial(cache.prefill, model.graphdef)),
-        jax.jit(functools.partial(cache.decode_step, model.graphdef), donate_argnums=1),
+        jax.jit(functools.partial(cache.prefill, model.model)),
+        jax.jit(functools.partial(cache.decode_step, model.model), donate_argnums=1),
     )
     params = cache.decode_params(model.params)
     start, same, gaps = time.perf_counter(), 0, []
@@ -173,7 +173,7 @@ def check_tokens(model: LoadedModel, texts: list[tuple[str, str]]) -> bool:
 def check_perplexity(model: LoadedModel, theirs: Any, texts: list[tuple[str, str]]) -> bool:
     """Perplexity of worked solutions after their questions."""
     start = time.perf_counter()
-    logps = jax.jit(lambda params, tokens: token_logprobs(model.graphdef, params, tokens)[0])
+    logps = jax.jit(lambda params, tokens: token_logprobs(model.model, params, tokens)[0])
     totals, count = np.zeros(2), 0
     for tokens, mask in batches(model, texts):
         ours, other = np.asarray(logps(model.params, tokens)), torch_logps(theirs, tokens)

@@ -138,7 +138,7 @@ def responder(model: LoadedModel, settings: Settings, *, slots: int | None = Non
             samples=len(wanted),
             dtype=jnp.dtype(settings.dtype),
         )
-        with Sampler(model.graphdef, model.params, plan) as sampler:
+        with Sampler(model.model, model.params, plan) as sampler:
             for response in tqdm(sampler.run(requests), total=len(wanted), unit=" responses"):
                 yield evaluation.Response(
                     index=response.index,

@@ -63,7 +63,7 @@ class Job:
             policy=policy,
             params=params,
             task=task,
-            optimizer=training.make_optimizer(config.optimizer, config.total_updates),
+            optimizer=training.make_optimizer(config.optimizer, config.total_updates, policy.model),
             checkpoints=training.CheckpointStore(
                 folder / "checkpoints",
                 config.checkpoints,
@@ -113,7 +113,7 @@ class Job:
             lambda params: training.init_state(params, self.optimizer, track_drift=self.config.track_drift)
         )
         abstract = jax.eval_shape(make, self.params)
-        shardings = training.state_sharding(self.policy.mesh, abstract)
+        shardings = training.state_sharding(self.policy.mesh, self.policy.model, abstract)
         targets = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             abstract,
@@ -313,7 +313,7 @@ class Job:
         """The update step, built once so that its programs are compiled once."""
         if self._built is None:
             self._built = training.UpdateStep(
-                self.policy.graphdef,
+                self.policy.model,
                 self.config.objective.build(),
                 self.optimizer,
                 self.policy.mesh,

@@ -35,10 +35,11 @@ class WarmStart:
                 warmup_updates=0,
             ),
             settings.updates,
+            policy.model,
         )
         self._store = CheckpointStore(folder, self._config.checkpoints)
         state = training.init_state(params, self._optimizer, track_drift=False)
-        self.state = jax.device_put(state, training.state_sharding(policy.mesh, state))
+        self.state = jax.device_put(state, training.state_sharding(policy.mesh, policy.model, state))
         self.done = 0
         if self._store.latest() is not None:
             self.state, cursor = self._store.restore(self.state)
@@ -90,7 +91,7 @@ class WarmStart:
 
     def _step(self) -> UpdateStep:
         return UpdateStep(
-            self._policy.graphdef,
+            self._policy.model,
             training.cross_entropy,
             self._optimizer,
             self._policy.mesh,

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
+from mugrpo_jax.models.model import Params
 from mugrpo_jax.models.rope import rotation
 from mugrpo_jax.models.sharding import constrain
 
@@ -61,13 +62,19 @@ def decode_params(params: Params, *, fuse: bool = False) -> Params:
     return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
 
 
+def decode_weights(model: Decoder, *, fuse: bool = False) -> Any:
+    """The declaration of each weight that `decode_params` returns."""
+    layer = decoder.layer_weights(model.config, fused=fuse)
+    return {**model.weights(), "layers": [layer] * model.config.num_layers}
+
+
 def prefill(
-    graphdef: Any, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
+    model: Decoder, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
 ) -> tuple[jax.Array, Cache]:
     """Run right-padded prompts through the model.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: from `decode_params`.
       tokens: prompts `[B, T]`.
       lengths: their lengths `[B]`, each at least 1.
@@ -76,7 +83,7 @@ def prefill(
     Returns:
       float32 logits `[B, V]` for the token after each prompt, and a cache with `S == T`.
     """
-    config = decoder.model_config(graphdef)
+    config = model.config
     rope = rotation(config, jnp.arange(tokens.shape[1])[None])
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
@@ -90,11 +97,11 @@ def prefill(
     for weights in params["layers"]:
         x = decoder.apply_layer(config, weights, x, rope, attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
-    return _head(config, params, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
+    return _head(model, params, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
 
 
 def decode_step(
-    graphdef: Any,
+    model: Decoder,
     params: Params,
     cache: Cache,
     tokens: jax.Array,
@@ -105,7 +112,7 @@ def decode_step(
     """Append one token to every row.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: from `decode_params`.
       cache: the rows so far; donate it, it is updated in place.
       tokens: the next token of each row `[B]`; it takes position `cache.lengths`.
@@ -116,7 +123,7 @@ def decode_step(
     Returns:
       float32 logits `[B, V]` for the token after, and the cache one entry longer in every row.
     """
-    config = decoder.model_config(graphdef)
+    config = model.config
     rows = jnp.arange(tokens.shape[0])
     at = cache.lengths
     rope = rotation(config, at[:, None])
@@ -133,10 +140,10 @@ def decode_step(
     x = decoder.embed_tokens(params["embed"], tokens[:, None])
     for weights in params["layers"]:
         x = decoder.apply_layer(config, weights, x, rope, attend)
-    return _head(config, params, x), Cache(tuple(keys), tuple(values), at + 1)
+    return _head(model, params, x), Cache(tuple(keys), tuple(values), at + 1)
 
 
-def _head(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
-    h = decoder.rms_norm(x[:, 0], params["norm"], config.norm_eps)
-    head = params.get("head", params["embed"])
-    return constrain(jnp.einsum("bd,vd->bv", h, head, preferred_element_type=jnp.float32), "batch", "vocab")
+def _head(model: Decoder, params: Params, x: jax.Array) -> jax.Array:
+    h = decoder.rms_norm(x[:, 0], params["norm"], model.config.norm_eps)
+    logits = jnp.einsum("bd,vd->bv", h, model.head_matrix(params), preferred_element_type=jnp.float32)
+    return constrain(logits, "batch", "vocab")

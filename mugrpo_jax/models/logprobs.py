@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.model import Model, Params
 from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
@@ -33,7 +32,7 @@ _PARTS, _FEWEST_ROWS = 8, 2048
 
 
 def token_logprobs(
-    graphdef: Any,
+    model: Model,
     params: Params,
     tokens: jax.Array,
     *,
@@ -47,7 +46,7 @@ def token_logprobs(
     """Log-prob of every token given those before it.
 
     Args:
-      graphdef: static definition of a model with `hidden` and `head_matrix`.
+      model: the model.
       params: its parameters.
       tokens: right-padded rows `[B, T]`, or packed ones `[P, N]`.
       packing: where the tokens of packed rows stand in the rows `[B, T]` that come out.
@@ -61,16 +60,13 @@ def token_logprobs(
     Returns:
       `logp [B, T]` in float32 and the entropy `[B, T]` or None. `logp[:, 0]` is 0: nothing precedes it.
     """
-    model = nnx.merge(graphdef, params)
-    if packing is not None:
-        options["packing"] = packing  # a model that cannot be packed need not know of it
-    hidden = model.hidden(tokens, **options)
+    hidden = model.hidden(params, tokens, packing=packing, **options)
     if wanted is not None:
         wanted = (wanted if packing is None else packing.pack(jnp.asarray(wanted))) != 0
         wanted = jnp.pad(wanted[:, 1:], ((0, 0), (0, 1)))  # a token's log-prob is computed one before it
     logp, ent = logprobs_from_hidden(
         hidden,
-        model.head_matrix(),
+        model.head_matrix(params),
         targets=jnp.roll(tokens, -1, axis=1),
         wanted=wanted,
         temperature=temperature,

@@ -26,29 +26,6 @@ RULES: dict[str | None, str | tuple[str, ...] | None] = {
     None: None,
 }
 
-# Parameter name -> logical axes; those of a layer carry the stacked `layers` axis in front.
-PARAM_AXES: dict[str, tuple[str | None, ...]] = {
-    "embed": ("vocab", "embed"),
-    "head": ("vocab", "embed"),
-    "norm": (None,),
-    "attn_norm": ("layers", None),
-    "mlp_norm": ("layers", None),
-    "q": ("layers", "embed", "heads"),
-    "k": ("layers", "embed", "kv_heads"),
-    "v": ("layers", "embed", "kv_heads"),
-    "o": ("layers", "heads", "embed"),
-    "q_bias": ("layers", "heads"),
-    "k_bias": ("layers", "kv_heads"),
-    "v_bias": ("layers", "kv_heads"),
-    "q_norm": ("layers", None),
-    "k_norm": ("layers", None),
-    "qkv": ("layers", "embed", None),
-    "gate_up": ("layers", "embed", None),
-    "gate": ("layers", "embed", "mlp"),
-    "up": ("layers", "embed", "mlp"),
-    "down": ("layers", "mlp", "embed"),
-}
-
 
 def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the three axes; one of the sizes may be -1 and takes what is left.
@@ -78,18 +55,6 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
 def spec(*logical: str | None) -> P:
     """Partition spec of an array whose axes have these logical names."""
     return P(*(RULES[name] for name in logical))
-
-
-def param_sharding(mesh: Mesh, params: Any) -> Any:
-    """Shardings for a (possibly abstract) parameter tree, by the name of each leaf."""
-
-    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        axes = PARAM_AXES.get(getattr(path[-1], "key", ""))
-        if axes is None or len(axes) != len(leaf.shape):
-            return NamedSharding(mesh, P())  # a user's own model: replicated unless its names are ours
-        return NamedSharding(mesh, spec(*axes))
-
-    return jax.tree.map_with_path(one, params)
 
 
 def placed(shapes: Any, shardings: Any) -> Any:

@@ -114,15 +114,15 @@ class UpdatePrograms:
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
-        graphdef, params = models.abstract(model)
-        optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+        decoder, params = models.abstract(model)
+        optimizer = training.make_optimizer(config.optimizer, config.total_updates, decoder)
         state = jax.eval_shape(
             functools.partial(training.init_state, optimizer=optimizer, track_drift=config.track_drift),
             params,
         )
-        self.state = _placed(state, training.state_sharding(mesh, state))
+        self.state = _placed(state, training.state_sharding(mesh, decoder, state))
         self.step = training.UpdateStep(
-            graphdef, config.objective.build(), optimizer, mesh, step_options(config), state=state
+            decoder, config.objective.build(), optimizer, mesh, step_options(config), state=state
         )
 
     @property
@@ -191,11 +191,11 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
 
 
 def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:
-    graphdef, weights = abstract_params(plan)
+    model, weights = abstract_params(plan)
     everywhere = NamedSharding(_mesh(plan), P())
     with mesh_of(plan):
         return run_prompts.lower(
-            graphdef,
+            model,
             weights,
             jax.ShapeDtypeStruct((rows, bucket), np.int32, sharding=everywhere),
             jax.ShapeDtypeStruct((rows,), np.int32, sharding=everywhere),

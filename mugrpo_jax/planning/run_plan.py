@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mugrpo_jax import models, training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import ModelConfig, check_mesh
+from mugrpo_jax.models import Model, ModelConfig, Params, check_mesh
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.plan import free_memory
@@ -242,8 +242,9 @@ def plan_run(
     model = policy_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
-    state = _abstract_state(config, model)
-    parts = jax.tree.map(_bytes_on_device, state, training.state_sharding(mesh, state))
+    decoder, params = models.abstract(model)
+    state = _abstract_state(config, decoder, params)
+    parts = jax.tree.map(_bytes_on_device, state, training.state_sharding(mesh, decoder, state))
     weights = _sum(parts.params)
     kept = weights + _sum(parts.opt_state) + _sum(parts.anchor) + _sum(parts.previous)
     device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
@@ -286,11 +287,10 @@ def _sampler(
         return None, str(error)
 
 
-def _abstract_state(config: RunConfig, model: ModelConfig) -> training.TrainState:
-    optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+def _abstract_state(config: RunConfig, model: Model, params: Params) -> training.TrainState:
+    optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
     return jax.eval_shape(
-        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift),
-        models.abstract(model)[1],
+        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift), params
     )
 
 

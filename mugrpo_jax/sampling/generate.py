@@ -170,7 +170,7 @@ def _records(
 def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
     """A sampler that alone holds the weights, unless the caller holds them too."""
     loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=plan.dtype, mesh=plan.mesh)
-    return Sampler(loaded.graphdef, loaded.params, plan)
+    return Sampler(loaded.model, loaded.params, plan)
 
 
 def _requests(

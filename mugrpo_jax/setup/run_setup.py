@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 
 from mugrpo_jax import tasks
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import ModelConfig, cast, make_mesh
+from mugrpo_jax.models import Decoder, ModelConfig, cast, make_mesh, param_sharding
 from mugrpo_jax.models.io.loading import (
     LoadedModel,
     load_model,
@@ -21,7 +21,7 @@ from mugrpo_jax.models.io.loading import (
     tiny_model,
     tiny_shape,
 )
-from mugrpo_jax.models.sharding import MESH_AXES, param_sharding
+from mugrpo_jax.models.sharding import MESH_AXES
 from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, plan_sampler
@@ -34,16 +34,14 @@ class Policy:
     """What stays the same while the weights change.
 
     Attributes:
-      model: shape of the decoder.
-      graphdef: its static definition.
+      model: the decoder.
       tokenizer: text to tokens and back.
       mesh: all devices of the run.
       programs: what its samplers compiled, so that only the first of them compiles.
     """
 
     config: RunConfig
-    model: ModelConfig
-    graphdef: Any
+    model: Decoder
     tokenizer: Tokenizer
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -83,33 +81,33 @@ class Policy:
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
         """Sizes of the sampler on this host's devices, planned once: programs are compiled for them."""
-        return sampler_plan(self.config, self.model, self.mesh)
+        return sampler_plan(self.config, self.model.config, self.mesh)
 
     def sampler(self, params: Any) -> Sampler:
         """A sampler with these weights; close it before the updates start."""
         plan = self.sampler_plan
         if plan.mesh is not None:
-            params = _copy_on_host(params, plan.mesh, plan.dtype)
-        return Sampler(self.graphdef, params, plan, self.programs)
+            params = _copy_on_host(self.model, params, plan.mesh, plan.dtype)
+        return Sampler(self.model, params, plan, self.programs)
 
 
 _cast = jax.jit(cast, static_argnames="dtype")
 
 
-def _copy_on_host(params: Any, mesh: Mesh, dtype: Any) -> Any:
+def _copy_on_host(model: Decoder, params: Any, mesh: Mesh, dtype: Any) -> Any:
     """A whole copy of the weights on this host's devices, split over `tensor` as its `mesh` says.
 
     They are cast while still spread over all devices of the run, so that few bytes travel, and no device
     ever holds more than its part of the copy.
     """
     weights = _cast(params, dtype=dtype)
-    placed = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), weights))
+    placed = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), model, weights))
     return jax.tree.map(
         lambda leaf, sharding: jax.make_array_from_single_device_arrays(
             leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
         ),
         placed,
-        param_sharding(mesh, weights),
+        param_sharding(mesh, model, weights),
     )
 
 
@@ -204,7 +202,7 @@ def load_policy(config: RunConfig) -> tuple[Policy, Any]:
     """The policy and its initial float32 weights, sharded over the mesh."""
     mesh = run_mesh(config)
     loaded = _load(config, mesh)
-    return Policy(config, loaded.config, loaded.graphdef, loaded.tokenizer, mesh), loaded.params
+    return Policy(config, loaded.model, loaded.tokenizer, mesh), loaded.params
 
 
 def _load(config: RunConfig, mesh: Mesh) -> LoadedModel:

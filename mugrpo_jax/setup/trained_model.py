@@ -43,7 +43,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
     """The policy of a run at one of its checkpoints, on the default device."""
     config = read_config(run)
     shape = policy_shape(config)
-    graphdef, abstract = models.abstract(shape)
+    model, abstract = models.abstract(shape)
     place = SingleDeviceSharding(jax.devices()[0])
     targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract)
     store = CheckpointStore(run / "checkpoints")
@@ -53,8 +53,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
         store.close()
     source = Path(config.model.source)
     return LoadedModel(
-        config=shape,
-        graphdef=graphdef,
+        model=model,
         params=params if dtype is None else models.cast(params, jnp.dtype(dtype)),
         tokenizer=policy_tokenizer(config),
         source=source if source.is_dir() else None,

@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from mugrpo_jax.models.sharding import param_sharding
+from mugrpo_jax.models import Model, param_sharding
 
 
 @jax.tree_util.register_dataclass
@@ -53,13 +52,6 @@ def start_stage(state: TrainState) -> TrainState:
     return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
 
 
-def state_sharding(mesh: Mesh, state: Any) -> Any:
-    """Shardings of a (possibly abstract) state: like the parameters, scalars on every device.
-
-    The optimizer's moments carry the parameters' names, so the same table shards them.
-    """
-    return jax.tree.map(
-        lambda leaf, sharding: sharding if leaf.ndim else NamedSharding(mesh, P()),
-        state,
-        param_sharding(mesh, state),
-    )
+def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
+    """Shardings of a (possibly abstract) state: moments like their parameters, scalars on every device."""
+    return param_sharding(mesh, model, state)

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from mugrpo_jax import objectives
-from mugrpo_jax.models import Packing, SharedPacking, cast, token_logprobs
+from mugrpo_jax.models import Model, Packing, SharedPacking, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
@@ -41,7 +41,7 @@ class UpdateStep:
 
     def __init__(
         self,
-        graphdef: Any,
+        model: Model,
         objective: Objective,
         optimizer: optax.GradientTransformation,
         mesh: Mesh,
@@ -53,8 +53,8 @@ class UpdateStep:
         """Build the programs; `state` may be abstract, only its shapes are read."""
         self.mesh = mesh
         # Named explicitly, so that what comes out of a program is exactly what goes into the next one.
-        shardings = state_sharding(mesh, state)
-        loss = functools.partial(_loss, graphdef, objective, options, diagnose)
+        shardings = state_sharding(mesh, model, state)
+        loss = functools.partial(_loss, model, objective, options, diagnose)
         self.prepare = jax.jit(
             functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
             static_argnames="names",
@@ -115,7 +115,7 @@ class UpdateStep:
 
 
 def _loss(
-    graphdef: Any,
+    model: Model,
     objective: Objective,
     options: StepOptions,
     diagnose: bool,
@@ -128,7 +128,7 @@ def _loss(
         kind = SharedPacking if options.share_prompts else Packing
         packing = kind(batch["packed_from"], batch["padded_from"])
     logp, _ = token_logprobs(
-        graphdef,
+        model,
         params,
         batch["tokens"],
         packing=packing,

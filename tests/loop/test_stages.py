@@ -124,7 +124,7 @@ def by_hand(config, folder, monkeypatch):
     opt_state = optimizer.init(params)
 
     def log_probs(params, tokens):
-        logits = models.logits(policy.graphdef, params, tokens)
+        logits = models.logits(policy.model, params, tokens)
         return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
 
     @jax.jit

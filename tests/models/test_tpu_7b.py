@@ -35,13 +35,13 @@ def sharded(tree, shardings):
 
 
 def test_forward_and_gradient_compile_with_splash_attention(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
-    shardings = models.param_sharding(mesh, params)
+    model, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
+    shardings = models.param_sharding(mesh, model, params)
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     tokens = jax.ShapeDtypeStruct((rows, 1024), jnp.int32, sharding=NamedSharding(mesh, P(("data", "fsdp"))))
 
     def loss(params, tokens):
-        return models.token_logprobs(graphdef, params, tokens, remat="full")[0].sum()
+        return models.token_logprobs(model, params, tokens, remat="full")[0].sum()
 
     with jax.set_mesh(mesh):
         gradient = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
@@ -55,12 +55,12 @@ def test_forward_and_gradient_compile_with_splash_attention(mesh):
 
 
 def test_decode_step_compiles(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
+    model, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
     ready = jax.eval_shape(models.decode_params, params)
     # As the sampler holds them: split over `tensor` alone, so that no step gathers weights.
     whole = jax.tree.map(
         lambda s: NamedSharding(mesh, P(*(axis if axis == "tensor" else None for axis in s.spec))),
-        models.param_sharding(mesh, params),
+        models.param_sharding(mesh, model, params),
     )
     layer = {name: NamedSharding(mesh, P(*s.spec[1:])) for name, s in whole["layers"].items()}
     shardings = whole | {"layers": [layer] * QWEN_7B.num_layers}
@@ -71,7 +71,7 @@ def test_decode_step_compiles(mesh):
     cache_shardings = jax.tree.map(lambda leaf: by_head if leaf.ndim == 4 else by_row, cache)
     with jax.set_mesh(mesh):
         step = jax.jit(
-            lambda params, cache, tokens: models.decode_step(graphdef, params, cache, tokens, read=1024),
+            lambda params, cache, tokens: models.decode_step(model, params, cache, tokens, read=1024),
             donate_argnums=1,
             out_shardings=(None, cache_shardings),
         )

@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mugrpo_jax.models.config import ModelConfig, RopeScaling
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.safetensors_file import Stored
+from mugrpo_jax.models.model import Params
 from mugrpo_jax.models.rope import frequencies
 from mugrpo_jax.models.tokenizer import HFTokenizer, fast_tokenizer
 
@@ -62,8 +63,8 @@ class GGUFFile:
                     f"supported: {', '.join(_TYPES)}"
                 )
 
-    def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Any, Params]:
-        """Weights as `(graphdef, params)`; `dtype` None keeps F16 and BF16 files and makes others float32."""
+    def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Decoder, Params]:
+        """Weights as `(model, params)`; `dtype` None keeps F16 and BF16 files and makes others float32."""
         if dtype is None:
             matrices = {t.tensor_type.name for t in self._tensors.values() if len(t.shape) == 2}
             kind = matrices.pop() if len(matrices) == 1 else "F32"

@@ -19,10 +19,11 @@ from jax.sharding import Mesh, NamedSharding
 from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import safetensors_file as tensorfile
 from mugrpo_jax.models.io.safetensors_file import Stored
-from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, Tokenizer
 
 SHARD_BYTES = 5_000_000_000
@@ -48,8 +49,8 @@ _LAYER = {
 }
 
 
-def load(folder: Path | str, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Any, Params]:
-    """A checkpoint as `(graphdef, params)`.
+def load(folder: Path | str, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Decoder, Params]:
+    """A checkpoint as `(model, params)`.
 
     Args:
       folder: holds `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`.
@@ -105,9 +106,9 @@ def assemble(
     source: str,
     dtype: Any = None,
     mesh: Mesh | None = None,
-) -> tuple[Any, Params]:
+) -> tuple[Decoder, Params]:
     """Stacked (and sharded) parameters from tensors under their Hugging Face names."""
-    graphdef, shapes = decoder.abstract(config)
+    model, shapes = decoder.abstract(config)
     plan = {path: names for path, _, names in _leaves(config, shapes)}
     dtype = None if dtype is None else _dtype(dtype)
     _check(config, shapes, tensors, source, dtype)
@@ -115,14 +116,14 @@ def assemble(
         check_mesh(config, mesh)
     if config.tie_embeddings and _TOP["head"] in tensors:
         _check_tied(tensors[_TOP["embed"]], tensors[_TOP["head"]])
-    shardings = None if mesh is None else param_sharding(mesh, shapes)
+    shardings = None if mesh is None else param_sharding(mesh, model, shapes)
 
     def read(path: tuple[Any, ...], leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
         parts = [tensors[name] for name in plan[path]]
         return _place(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
-    return graphdef, jax.tree.map_with_path(read, *trees)
+    return model, jax.tree.map_with_path(read, *trees)
 
 
 def _leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:

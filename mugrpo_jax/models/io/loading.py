@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.gguf import GGUFFile
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
-from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
@@ -32,18 +33,21 @@ class LoadedModel:
     """A model with its tokenizer.
 
     Attributes:
-      config: its shape.
-      graphdef: static definition for jitted programs.
+      model: the decoder.
       params: its weights.
       tokenizer: text to tokens and back.
       source: the Hugging Face folder it came from, for `hf.save` to copy files from; None for other origins.
     """
 
-    config: ModelConfig
-    graphdef: Any
+    model: Decoder
     params: Params
     tokenizer: Tokenizer
     source: Path | None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.model.config
 
 
 def load_model(
@@ -76,8 +80,8 @@ def load_model(
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
         )
-    graphdef, params = load(dtype=dtype, mesh=mesh)
-    return LoadedModel(config, graphdef, params, tokenizer, path if path.is_dir() else None)
+    model, params = load(dtype=dtype, mesh=mesh)
+    return LoadedModel(model, params, tokenizer, path if path.is_dir() else None)
 
 
 def model_shape(name: str | Path) -> ModelConfig:
@@ -133,11 +137,11 @@ def tiny_model(
 ) -> LoadedModel:
     """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
-    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
+    model, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
     if mesh is not None:
         check_mesh(config, mesh)
-        params = jax.device_put(params, param_sharding(mesh, params))
-    return LoadedModel(config, graphdef, params, tokenizer, None)
+        params = jax.device_put(params, param_sharding(mesh, model, params))
+    return LoadedModel(model, params, tokenizer, None)
 
 
 def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:

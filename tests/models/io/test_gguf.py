@@ -339,7 +339,7 @@ def test_the_real_smollm2_knows_its_capitals(tmp_path):
     prompt = model.tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
     answer = [*model.tokenizer.encode("The capital of France is Paris."), *model.tokenizer.eos_ids]
     tokens = jnp.array([prompt + answer])
-    greedy = decoder.logits(model.graphdef, model.params, tokens).argmax(-1)[0, len(prompt) - 1 : -1]
+    greedy = decoder.logits(model.model, model.params, tokens).argmax(-1)[0, len(prompt) - 1 : -1]
     assert greedy.tolist() == answer
     model.tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)

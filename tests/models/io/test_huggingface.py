@@ -18,7 +18,7 @@ from mugrpo_jax.models import decoder, make_mesh
 from mugrpo_jax.models.config import read_hf
 from mugrpo_jax.models.io import huggingface as hf
 from mugrpo_jax.models.io import safetensors_file as tensorfile
-from mugrpo_jax.models.sharding import param_sharding
+from mugrpo_jax.models.model import cast, param_sharding
 
 
 def assert_same(got, wanted):
@@ -34,9 +34,9 @@ def assert_same(got, wanted):
 def test_out_and_in_is_the_identity(family, dtype, tmp_path):
     config = tiny.FAMILIES[family]
     _, params = tiny.write(tmp_path / "a", config, dtype=dtype)
-    graphdef, again = hf.load(tmp_path / "a")
+    model, again = hf.load(tmp_path / "a")
     assert read_hf(tmp_path / "a") == config
-    assert graphdef == decoder.abstract(config)[0]
+    assert model == decoder.abstract(config)[0]
     assert_same(again, params)
 
 
@@ -105,17 +105,17 @@ def test_shards_with_an_index(tmp_path):
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 4, 2), (2, 2, 2), (2, 4, 1)])
 def test_sharded_loading_is_loading(shape, tmp_path):
     config = tiny.FAMILIES["qwen2-untied"]
-    _, params = tiny.write(tmp_path / "a", config)
+    model, params = tiny.write(tmp_path / "a", config)
     mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape)))
     _, sharded = hf.load(tmp_path / "a", mesh=mesh, dtype="float32")
-    assert_same(sharded, decoder.cast(params, jnp.float32))
-    wanted = param_sharding(mesh, params)
+    assert_same(sharded, cast(params, jnp.float32))
+    wanted = param_sharding(mesh, model, params)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, s: a.sharding == s, sharded, wanted)))
     # Saving gathers again, and loaded arrays can be donated.
     hf.save(sharded, tmp_path / "b", config=config, dtype=jnp.bfloat16)
     assert_same(hf.load(tmp_path / "b")[1], params)
     doubled = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p), donate_argnums=0)(sharded)
-    assert_same(doubled, jax.tree.map(lambda x: 2 * x, decoder.cast(params, jnp.float32)))
+    assert_same(doubled, jax.tree.map(lambda x: 2 * x, cast(params, jnp.float32)))
 
 
 def test_saving_in_another_dtype_says_so_in_the_config(tmp_path):
@@ -128,7 +128,7 @@ def test_saving_in_another_dtype_says_so_in_the_config(tmp_path):
     hf.save(params, tmp_path / "b", config=config, source=tmp_path / "a", dtype=jnp.bfloat16)
     saved = json.loads((tmp_path / "b" / "config.json").read_text())
     assert saved == raw | {"torch_dtype": "bfloat16"}
-    assert_same(hf.load(tmp_path / "b")[1], decoder.cast(params, jnp.bfloat16))
+    assert_same(hf.load(tmp_path / "b")[1], cast(params, jnp.bfloat16))
 
 
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
