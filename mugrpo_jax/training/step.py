@@ -180,7 +180,7 @@ def _apply(
     if state.anchor is not None:
         moved = jax.tree.map(jnp.subtract, params, state.anchor)
         metrics["drift"] = optax.tree.norm(moved)
-        metrics["gradient_cosine"] = _cosine(safe, previous)
+        metrics["gradient_cosine"] = objectives.gradient_cosine(previous, safe)
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
     new = TrainState(
         params=params,
@@ -192,9 +192,3 @@ def _apply(
     )
     metrics["skipped"] = new.skipped
     return new, metrics
-
-
-def _cosine(a: Any, b: Any) -> jax.Array:
-    # Not `vdot`: it flattens its arguments, which gathers them on every device.
-    dot = sum((x * y).sum() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
-    return dot / jnp.maximum(optax.tree.norm(a) * optax.tree.norm(b), 1e-30)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
+from mugrpo_jax.models.sharding import placed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
@@ -26,14 +27,6 @@ def mesh(request):
     return models.make_mesh(fsdp=len(devices) // 2, tensor=2, devices=devices)
 
 
-def sharded(tree, shardings):
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )
-
-
 def test_forward_and_gradient_compile_with_splash_attention(mesh):
     model, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
     shardings = models.param_sharding(mesh, model, params)
@@ -45,7 +38,7 @@ def test_forward_and_gradient_compile_with_splash_attention(mesh):
 
     with jax.set_mesh(mesh):
         gradient = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
-        compiled = gradient.lower(sharded(params, shardings), tokens).compile()
+        compiled = gradient.lower(placed(params, shardings), tokens).compile()
     memory = compiled.memory_analysis()
     weights = QWEN_7B.num_params * 2 / mesh.size
     assert "splash" in compiled.as_text()
@@ -76,8 +69,8 @@ def test_decode_step_compiles(mesh):
             out_shardings=(None, cache_shardings),
         )
         compiled = step.lower(
-            sharded(ready, shardings),
-            sharded(cache, cache_shardings),
+            placed(ready, shardings),
+            placed(cache, cache_shardings),
             jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=by_row),
         ).compile()
     memory = compiled.memory_analysis()

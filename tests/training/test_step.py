@@ -270,6 +270,45 @@ def test_norms_and_biases_are_not_decayed():
     assert not mask["layers"]["attn_norm"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Bigram:
+    """A model of a user: the next token depends on the last one alone, so packing changes nothing."""
+
+    width: int = 16
+
+    def weights(self):
+        return {
+            "table": models.Weight((48, self.width), ("vocab", "embed"), decays=True, std=0.5),
+            "mix": {"inner": models.Weight((self.width, 32), ("embed", "mlp"), decays=False, std=0.5)},
+            "out": models.Weight((48, 32), (None, None), decays=True, std=0.5),
+        }
+
+    def hidden(self, params, tokens, *, packing=None, remat="none", scan=True, backend="auto"):
+        return jnp.tanh(params["table"][tokens] @ params["mix"]["inner"])
+
+    def head_matrix(self, params):
+        return params["out"]
+
+
+def test_a_model_of_ones_own_trains_by_its_three_methods():
+    model = Bigram()
+    params = models.random_params(model)
+    optimizer = training.make_optimizer(SETTINGS, 10, model)
+    mesh = models.make_mesh(data=2, fsdp=2, tensor=2)
+    with jax.set_mesh(mesh):
+        state = training.init_state(params, optimizer, track_drift=True)
+        state = jax.device_put(state, training.state_sharding(mesh, model, state))
+        options = training.StepOptions()
+        step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    batch = update(512, multiple=4)
+    found, _ = step.gradient(state, batch)
+    exact = plain_gradient(model, params, padded(batch))
+    assert difference(found, exact) < 1e-6 * max(float(optax.tree.norm(exact)), 1)
+    state, _ = step(state, batch)
+    assert state.opt_state[1][0].mu["mix"]["inner"].sharding.shard_shape((16, 32)) == (8, 16)
+    assert training.optimizer.decay_mask(model) == {"table": True, "mix": {"inner": False}, "out": True}
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_schedules_warm_up_and_end(schedule):
     settings = Optimizer(learning_rate=1.0, schedule=schedule, warmup_updates=4)
