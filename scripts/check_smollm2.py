@@ -62,7 +62,9 @@ def main() -> None:
     model = load_model("smollm2-135m", dtype=jnp.float32)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "exported"
-        hf.save(model.params, folder, config=model.config, source=model.source, tokenizer=model.tokenizer)
+        hf.save_huggingface(
+            model.params, folder, config=model.config, source=model.source, tokenizer=model.tokenizer
+        )
         theirs = load_theirs(folder)
         checks = [check_weights(folder), check_greedy(model, theirs)]
     if arguments.data is not None:
@@ -91,7 +93,7 @@ def check_weights(folder: Path) -> bool:
     other = load_theirs(path.parent, gguf_file=path.name).state_dict()
     gaps = [
         np.abs(tensor.read() - other[name].numpy()).max()
-        for name, tensor in hf.stored_tensors(folder).items()
+        for name, tensor in hf.tensors_in_folder(folder).items()
     ]
     return report(
         "weights", bool(max(gaps) == 0.0), against="transformers' GGUF loader", largest_gap=float(max(gaps))

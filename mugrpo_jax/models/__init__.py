@@ -1,4 +1,4 @@
-"""The model: decoder, checkpoints in and out, log-probs without logits, sharding."""
+"""The model: decoder, weights, sharding, log-probs, key-value cache, tokenizers, loading and saving."""
 
 from mugrpo_jax.models.attention import attention as attention
 from mugrpo_jax.models.cache import Cache as Cache
@@ -10,13 +10,20 @@ from mugrpo_jax.models.cache import empty_cache as empty_cache
 from mugrpo_jax.models.cache import prefill as prefill
 from mugrpo_jax.models.config import ModelConfig as ModelConfig
 from mugrpo_jax.models.config import RopeScaling as RopeScaling
+from mugrpo_jax.models.config import read_hf as read_hf
 from mugrpo_jax.models.decoder import Decoder as Decoder
 from mugrpo_jax.models.decoder import abstract as abstract
 from mugrpo_jax.models.decoder import create as create
 from mugrpo_jax.models.decoder import logits as logits
+from mugrpo_jax.models.io.huggingface import load_huggingface as load_huggingface
+from mugrpo_jax.models.io.huggingface import save_huggingface as save_huggingface
+from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES as KNOWN_SHAPES
 from mugrpo_jax.models.io.loading import LoadedModel as LoadedModel
 from mugrpo_jax.models.io.loading import load_model as load_model
+from mugrpo_jax.models.io.loading import model_shape as model_shape
+from mugrpo_jax.models.io.loading import model_tokenizer as model_tokenizer
 from mugrpo_jax.models.io.loading import tiny_model as tiny_model
+from mugrpo_jax.models.io.loading import tiny_shape as tiny_shape
 from mugrpo_jax.models.logprobs import logprobs_from_hidden as logprobs_from_hidden
 from mugrpo_jax.models.logprobs import token_logprobs as token_logprobs
 from mugrpo_jax.models.model import Model as Model
@@ -30,8 +37,10 @@ from mugrpo_jax.models.model import random_params as random_params
 from mugrpo_jax.models.packing import Packing as Packing
 from mugrpo_jax.models.packing import SharedPacking as SharedPacking
 from mugrpo_jax.models.packing import plan_packing as plan_packing
+from mugrpo_jax.models.sharding import batch_sharding as batch_sharding
 from mugrpo_jax.models.sharding import check_mesh as check_mesh
 from mugrpo_jax.models.sharding import make_mesh as make_mesh
+from mugrpo_jax.models.sharding import placed as placed
 from mugrpo_jax.models.tokenizer import CharTokenizer as CharTokenizer
 from mugrpo_jax.models.tokenizer import Tokenizer as Tokenizer
 from mugrpo_jax.models.tokenizer import load_tokenizer as load_tokenizer

@@ -1,7 +1,4 @@
-"""Prefill and decode as pure functions over an explicit key-value cache.
-
-The sampler owns the cache; nothing here allocates or grows it behind its back.
-"""
+"""Prefill and decode as pure functions over an explicit key-value cache, which the sampler owns."""
 
 import dataclasses
 from typing import Any
@@ -24,10 +21,10 @@ class Cache:
     """Keys and values of every row so far.
 
     Attributes:
-      keys: one array a layer, `[B, S, kv_heads, head_dim]`, rotated; separate arrays, because slicing a
-        stacked cache in a decode loop copies it.
+      keys: one array per layer, `[B, S, kv_heads, head_dim]`, rotated. The layers are separate arrays,
+        because slicing a stacked cache in a decode loop would copy it.
       values: as `keys`.
-      lengths: `[B]` int32, how many entries of each row are filled. What lies behind them is never read.
+      lengths: `[B]` int32, how many entries of each row are filled. Later entries are never read.
     """
 
     keys: tuple[jax.Array, ...]
@@ -53,10 +50,11 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bf
 
 
 def decode_params(params: Params, *, fuse: bool = False) -> Params:
-    """The same parameters with the layers as a list of trees: the form `prefill` and `decode_step` read.
+    """The same parameters with the layers as a list of trees, as `prefill` and `decode_step` need them.
 
-    Made once per generation phase, so that the decode loop does not slice stacked weights at every step.
-    With `fuse`, matrices that read the same input are joined (`decoder.fuse`); not for a mesh with `tensor`.
+    This is done once per generation phase, so that the decode loop does not slice stacked weights at every
+    step. With `fuse`, matrices that multiply the same input are joined (`decoder.fuse`); a mesh with `tensor`
+    cannot use that.
     """
     layers = decoder.unstack(params["layers"])
     return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
@@ -114,14 +112,14 @@ def decode_step(
     Args:
       model: the decoder.
       params: from `decode_params`.
-      cache: the rows so far; donate it, it is updated in place.
-      tokens: the next token of each row `[B]`; it takes position `cache.lengths`.
-      read: attend to the first `read` cache entries only. The caller promises that every row that matters
-        has `length < read`; entries beyond are not touched by the memory system.
+      cache: the rows so far; donate it, so that it is updated in place.
+      tokens: the next token of each row `[B]`; its position is `cache.lengths`.
+      read: attend to the first `read` cache entries only; later entries are not read from memory. The caller
+        ensures `length < read` for every row whose result is used.
       backend: attention back end.
 
     Returns:
-      float32 logits `[B, V]` for the token after, and the cache one entry longer in every row.
+      float32 logits `[B, V]` for the token after it, and the cache with one more entry in every row.
     """
     config = model.config
     rows = jnp.arange(tokens.shape[0])

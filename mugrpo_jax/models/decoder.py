@@ -97,7 +97,7 @@ def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weig
     """The declaration of one layer's weights, plain or as `fuse` joins them."""
     d, mlp = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    residual = 0.02 * (2 * config.num_layers) ** -0.5  # both branches of all layers add up in one stream
+    residual = 0.02 * (2 * config.num_layers) ** -0.5  # each layer adds two branches to the residual stream
     table = {
         "attn_norm": _norm(d),
         "q": _matrix(d, q, "embed", "heads"),
@@ -138,7 +138,7 @@ def _bias(width: int, axis: str) -> Weight:
 
 def embed_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Input vectors `[B, T, D]` from the embedding `[V, D]`."""
-    # Whole rows on every device: looking up half-rows would reshard the result from width to batch.
+    # Gather the width first: a lookup of partial rows would have to be resharded from width to batch.
     table = constrain(table, "vocab", None)
     return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
 
@@ -174,10 +174,10 @@ def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Arra
 
 
 def fuse(w: Params) -> Params:
-    """A layer's weights with the matrices that read the same input side by side: fewer, wider products.
+    """A layer's weights with the matrices that multiply the same input joined: fewer, wider products.
 
-    For decoding only. In training the gradients of the parts would have to be copied together again, which
-    costs what the wider products gain. With a `tensor` axis the parts cannot be joined.
+    For decoding only. In training, joining the gradients of the parts again would cost as much time as the
+    wider products save. With a `tensor` axis the parts cannot be joined.
     """
     joined = {name: jnp.concatenate([w[part] for part in parts], axis=-1) for name, parts in _FUSED.items()}
     parts = {part for parts in _FUSED.values() for part in parts}
@@ -205,14 +205,14 @@ def abstract(config: ModelConfig, *, dtype: Any = jnp.float32) -> tuple[Decoder,
 
 def unstack(stacked: Params) -> list[Params]:
     """The stacked layers as a list of single-layer trees."""
-    # One split, not one slice a layer: its gradient is one concatenation, not a sum of padded arrays.
+    # One split instead of one slice per layer: its gradient is one concatenation, not a sum of padded arrays.
     leaves, tree = jax.tree.flatten(stacked)
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
     return [jax.tree.unflatten(tree, layer) for layer in zip(*parts)]
 
 
 def logits(model: Model, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Full float32 logits `[B, T, V]`: for tests and small models only; losses use `token_logprobs`."""
+    """Full float32 logits `[B, T, V]`, for tests and small models; losses use `token_logprobs`."""
     return jnp.einsum(
         "btd,vd->btv",
         model.hidden(params, tokens, **options),

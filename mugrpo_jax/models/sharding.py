@@ -1,4 +1,4 @@
-"""One mesh, one table: how logical axes of parameters and activations fall on `data`, `fsdp`, `tensor`."""
+"""The device mesh (`data`, `fsdp`, `tensor`), and which mesh axes split each logical axis of an array."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ RULES: dict[str | None, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the three axes; one of the sizes may be -1 and takes what is left.
+    """A mesh with the three axes; one of the sizes may be -1 and takes all remaining devices.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -58,7 +58,7 @@ def spec(*logical: str | None) -> P:
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
-    """Abstract arrays with shardings, to compile for or to restore onto: nothing is allocated."""
+    """Abstract arrays with shardings, for compilation or for restoring a checkpoint; nothing is allocated."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -67,24 +67,24 @@ def placed(shapes: Any, shardings: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over the data-parallel axes, everything else replicated."""
+    """The sharding of a batch: its rows are split over the data-parallel axes."""
     return NamedSharding(mesh, spec("batch"))
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Pin an activation's sharding when a mesh is set (`jax.set_mesh`); otherwise do nothing."""
+    """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`); otherwise do nothing."""
     mesh = current_mesh()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, spec(*logical))
 
 
 def current_mesh() -> Any | None:
-    """The mesh set around the program being traced, if it is ours and has more than one device."""
+    """The current mesh of the trace, if it has our axes and more than one device."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if tuple(mesh.axis_names) == MESH_AXES and mesh.size > 1 else None
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a mesh that does not divide the model, naming the axis and the numbers."""
+    """Refuse a mesh that does not divide the model; the error names the axis and the numbers."""
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     for axis, size, what, dimension in (
         ("fsdp", fsdp, "hidden_size", config.hidden_size),

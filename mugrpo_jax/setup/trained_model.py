@@ -66,6 +66,6 @@ def export(
     """Write a run's checkpoint as a Hugging Face folder."""
     read_config(run)
     model = trained_model(run, checkpoint_step(run, step=step, best=best))
-    huggingface.save(
+    huggingface.save_huggingface(
         model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer, dtype=dtype
     )

@@ -1,4 +1,4 @@
-"""AdamW with clipping, a schedule and a decay mask, from the config."""
+"""AdamW with gradient clipping, a learning-rate schedule and weight decay, from the config."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def make_optimizer(config: Optimizer, total_updates: int, model: Model) -> optax
 
 
 def learning_rate_schedule(config: Optimizer, total_updates: int) -> optax.Schedule:
-    """Linear warm-up, then constant, cosine to zero or linear to zero."""
+    """Linear warm-up; then constant, or a cosine or linear decay to zero."""
     peak, warmup = config.learning_rate, config.warmup_updates
     rest = max(total_updates - warmup, 1)
     after = {

@@ -26,7 +26,7 @@ def logits(model, params, tokens):
 
 def check(folder, reference):
     """Logits and greedy continuations of the checkpoint in `folder` are the reference's."""
-    model, params = hf.load(folder, dtype=jnp.float32)
+    model, params = hf.load_huggingface(folder, dtype=jnp.float32)
     prompts, lengths, wanted = reference["prompts"], reference["lengths"], reference["continuations"]
     rows = np.arange(len(lengths))
     tokens = np.pad(prompts, ((0, 0), (0, wanted.shape[1])))
@@ -70,7 +70,7 @@ def test_rope_scaling_of_the_fixture_matters():
     config = read_hf(folder)
     assert config.rope_scaling is not None
     plain, _ = decoder.abstract(dataclasses.replace(config, rope_scaling=None))
-    _, params = hf.load(folder, dtype=jnp.float32)
+    _, params = hf.load_huggingface(folder, dtype=jnp.float32)
     gap = np.abs(np.asarray(logits(plain, params, reference["prompts"])) - reference["logits"])
     assert gap[2, 30:44].max() > 0.1
 
@@ -90,10 +90,10 @@ def test_new_random_checkpoints_agree_in_and_out(family, script, tmp_path):
     script.random_model(family, seed).save_pretrained(tmp_path / "theirs")
     reference = script.reference(tmp_path / "theirs", seed)
     check(tmp_path / "theirs", reference)
-    _, params = hf.load(tmp_path / "theirs")
+    _, params = hf.load_huggingface(tmp_path / "theirs")
     config = read_hf(tmp_path / "theirs")
     # Once with the original's config.json, once with one of our own making.
     for out, source in ((tmp_path / "copied", tmp_path / "theirs"), (tmp_path / "ours", None)):
-        hf.save(params, out, config=config, source=source)
+        hf.save_huggingface(params, out, config=config, source=source)
         again = script.prompt_logits(script.load(out), reference["prompts"])
         np.testing.assert_array_equal(again, reference["logits"])

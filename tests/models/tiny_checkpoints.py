@@ -55,5 +55,5 @@ def write(
 ) -> tuple[Any, Any]:
     """Save a random checkpoint and return its `(model, params)`."""
     model, params = random_params(config, seed=seed, dtype=dtype)
-    hf.save(params, folder, config=config, tokenizer=tokenizer, **options)
+    hf.save_huggingface(params, folder, config=config, tokenizer=tokenizer, **options)
     return model, params

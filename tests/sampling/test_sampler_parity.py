@@ -18,7 +18,7 @@ FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())
 def test_greedy_responses_are_those_of_transformers(family):
     reference = np.load(FIXTURES / family / "reference.npz", allow_pickle=False)
     wanted, lengths = reference["continuations"], reference["lengths"]
-    model, params = hf.load(FIXTURES / family, dtype=jnp.float32)
+    model, params = hf.load_huggingface(FIXTURES / family, dtype=jnp.float32)
     steps = wanted.shape[1]
     plan = plan_sampler(
         read_hf(FIXTURES / family),
