@@ -179,8 +179,8 @@ def requests_for(case: Case, lengths: np.ndarray) -> list[Request]:
 def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) -> tuple[dict[str, Any], float]:
     """The measured figures of a run, and its rate per occupied slot."""
     requests = requests_for(case, lengths)
-    graphdef, params = model
-    with Sampler(graphdef, params, plan) as sampler:
+    decoder, params = model
+    with Sampler(decoder, params, plan) as sampler:
         start = time.perf_counter()
         sampler.warmup()
         compiled = time.perf_counter()
@@ -258,18 +258,18 @@ def measure_refill(case: Case, model: Any) -> None:
 
 def measure_gap(case: Case, model: Any) -> None:
     """Stored log-probs against those of the training forward pass with the same weights."""
-    graphdef, params = model
+    decoder, params = model
     slots = min(64, case.slots[0])
     plan = plan_for(case, slots, case.response)
     lengths = np.full(slots, case.response)
-    with Sampler(graphdef, params, plan) as sampler:
+    with Sampler(decoder, params, plan) as sampler:
         responses = list(sampler.run(requests_for(case, lengths)))
-    forward = jax.jit(token_logprobs, static_argnames="graphdef")
+    forward = jax.jit(token_logprobs, static_argnames="model")
     weights, gaps = cast(params, case.dtype), []
     for start in range(0, slots, 8):
         part = responses[start : start + 8]
         rows = np.stack([np.concatenate([r.prompt_tokens, r.tokens]) for r in part])
-        taught = np.asarray(forward(graphdef, weights, rows)[0])[:, case.prompt :]
+        taught = np.asarray(forward(decoder, weights, rows)[0])[:, case.prompt :]
         gaps.append(np.abs(taught - np.stack([r.logprobs for r in part])))
     gap = np.concatenate(gaps).ravel()
     say(
@@ -291,7 +291,7 @@ class Steps:
         self.plan = plan_sampler(
             case.config, max_prompt=prompt, max_length=entries, slots=slots, dtype=case.dtype, steps=32
         )
-        self.graphdef, params = create(case.config, seed=0, dtype=case.dtype)
+        self.model, params = create(case.config, seed=0, dtype=case.dtype)
         self.params = sampling_params(params, dtype=case.dtype, fuse=self.plan.fuse)
         shapes = abstract_slots(self.plan)
         noise = jax.random.normal(jax.random.key(0), shapes.keys[0].shape, case.dtype)
@@ -321,7 +321,7 @@ class Steps:
             self.slots = jax.block_until_ready(dataclasses.replace(self.slots, rows=jax.device_put(rows)))
             start = time.perf_counter()
             self.slots, emitted = decode(
-                self.graphdef,
+                self.model,
                 self.params,
                 self.slots,
                 np.int32(count + 1 if whole else 0),
@@ -380,9 +380,9 @@ def ablate(case: Case, slots: int) -> None:
 
 def profile(case: Case, model: Any, slots: int) -> None:
     """Device time by kernel over one short run, after a warm-up."""
-    graphdef, params = model
+    decoder, params = model
     requests = requests_for(case, np.full(slots, min(128, case.response)))
-    with Sampler(graphdef, params, plan_for(case, slots, case.response)) as sampler:
+    with Sampler(decoder, params, plan_for(case, slots, case.response)) as sampler:
         list(sampler.run(requests))
         for row in profiling.summary(lambda: list(sampler.run(requests)), most=30):
             say(

@@ -141,12 +141,12 @@ def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
     both = None if gradient is None or apply is None else 2 * gradient.overlapped + apply.overlapped
     predicted = {"peak": max(program.peak for program in compiled), "update": both}
 
-    optimizer = training.make_optimizer(config.optimizer, 1)
+    decoder, params = models.create(model)
+    optimizer = training.make_optimizer(config.optimizer, 1, decoder)
     make = functools.partial(training.init_state, optimizer=optimizer, track_drift=False)
-    graphdef, params = models.create(model)
     state = jax.jit(make, donate_argnums=0)(params)
     step = training.UpdateStep(
-        graphdef, config.objective.build(), optimizer, mesh, step_options(config), state=state
+        decoder, config.objective.build(), optimizer, mesh, step_options(config), state=state
     )
     batch = _update(case, config, model, mesh)
     times = []
@@ -195,13 +195,13 @@ def decode(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
         unread = empty * plan.cache_bytes / (topology.chip.bandwidth * Assumptions().memory)
         predicted["step"] = max(time_of_step.added - unread, time_of_step.compute)
 
-    graphdef, params = models.create(model, dtype=plan.dtype)
+    decoder, params = models.create(model, dtype=plan.dtype)
     rng = np.random.default_rng(0)
     requests = [
         Request(rng.integers(0, model.vocab_size, case.prompt, dtype=np.int32), [i], case.response, index=i)
         for i in range(case.slots)
     ]
-    with Sampler(graphdef, params, plan) as sampler:
+    with Sampler(decoder, params, plan) as sampler:
         del params
         sampler.warmup()
         begun = time.perf_counter()

@@ -119,14 +119,14 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
 
 def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.TrainState]:
     """The update step of a run, and where it starts."""
-    graphdef, params = models.create(case.bare.model)
-    optimizer = training.make_optimizer(OptimizerSection(), case.updates)
+    model, params = models.create(case.bare.model)
+    optimizer = training.make_optimizer(OptimizerSection(), case.updates, model)
     options = training.StepOptions(
         compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan, share_prompts=share
     )
     state = training.init_state(params, optimizer, track_drift=True)
     mesh = models.make_mesh(devices=jax.devices()[:1])
-    return training.UpdateStep(graphdef, objectives.mu_grpo, optimizer, mesh, options, state=state), state
+    return training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state), state
 
 
 def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:

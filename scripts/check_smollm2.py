@@ -62,7 +62,9 @@ def main() -> None:
     model = load_model("smollm2-135m", dtype=jnp.float32)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "exported"
-        hf.save(model.params, folder, config=model.config, source=model.source, tokenizer=model.tokenizer)
+        hf.save_huggingface(
+            model.params, folder, config=model.config, source=model.source, tokenizer=model.tokenizer
+        )
         theirs = load_theirs(folder)
         checks = [check_weights(folder), check_greedy(model, theirs)]
     if arguments.data is not None:
@@ -91,7 +93,7 @@ def check_weights(folder: Path) -> bool:
     other = load_theirs(path.parent, gguf_file=path.name).state_dict()
     gaps = [
         np.abs(tensor.read() - other[name].numpy()).max()
-        for name, tensor in hf.stored_tensors(folder).items()
+        for name, tensor in hf.tensors_in_folder(folder).items()
     ]
     return report(
         "weights", bool(max(gaps) == 0.0), against="transformers' GGUF loader", largest_gap=float(max(gaps))
@@ -104,8 +106,8 @@ def check_greedy(model: LoadedModel, theirs: Any) -> bool:
 
     theirs.generation_config.eos_token_id = None
     programs = (
-        jax.jit(functools.partial(cache.prefill, model.graphdef)),
-        jax.jit(functools.partial(cache.decode_step, model.graphdef), donate_argnums=1),
+        jax.jit(functools.partial(cache.prefill, model.model)),
+        jax.jit(functools.partial(cache.decode_step, model.model), donate_argnums=1),
     )
     params = cache.decode_params(model.params)
     start, same, gaps = time.perf_counter(), 0, []
@@ -173,7 +175,7 @@ def check_tokens(model: LoadedModel, texts: list[tuple[str, str]]) -> bool:
 def check_perplexity(model: LoadedModel, theirs: Any, texts: list[tuple[str, str]]) -> bool:
     """Perplexity of worked solutions after their questions."""
     start = time.perf_counter()
-    logps = jax.jit(lambda params, tokens: token_logprobs(model.graphdef, params, tokens)[0])
+    logps = jax.jit(lambda params, tokens: token_logprobs(model.model, params, tokens)[0])
     totals, count = np.zeros(2), 0
     for tokens, mask in batches(model, texts):
         ours, other = np.asarray(logps(model.params, tokens)), torch_logps(theirs, tokens)

@@ -126,7 +126,7 @@ def _responses(
 
     def open_sampler(requests: list[Request]) -> Sampler:
         plan = plan_for_requests(model.config, requests, slots=slots, dtype=jnp.dtype(settings.dtype))
-        return Sampler(model.graphdef, model.params, plan)
+        return Sampler(model.model, model.params, plan)
 
     def tokens(problem: Problem) -> list[int]:
         return encode_prompt(model.tokenizer, problem.prompt)

@@ -121,7 +121,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             folder.journal.follow(tracker)
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
-        optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+        optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
         with jax.set_mesh(setup.mesh):
             yield RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
 

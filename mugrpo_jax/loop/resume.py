@@ -18,7 +18,7 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
         lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
     )
     abstract = jax.eval_shape(make, run.params)
-    shardings = training.state_sharding(run.setup.mesh, abstract)
+    shardings = training.state_sharding(run.setup.mesh, run.setup.model, abstract)
     targets = placed(abstract, shardings)
     if run.checkpoints.latest() is not None:
         state, cursor = run.checkpoints.restore(targets)

@@ -52,7 +52,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
     """The update step, built once so that its programs are compiled once."""
     if run.step is None:
         run.step = training.UpdateStep(
-            run.setup.graphdef,
+            run.setup.model,
             run.config.objective.build(),
             run.optimizer,
             run.setup.mesh,

@@ -28,9 +28,10 @@ def warm_started_weights(run: RunContext) -> Any:
             warmup_updates=0,
         ),
         total,
+        run.setup.model,
     )
     state = training.init_state(run.params, optimizer, track_drift=False)
-    state = jax.device_put(state, training.state_sharding(run.setup.mesh, state))
+    state = jax.device_put(state, training.state_sharding(run.setup.mesh, run.setup.model, state))
     store, done = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), 0
     with contextlib.closing(store):
         if store.latest() is not None:
@@ -41,7 +42,7 @@ def warm_started_weights(run: RunContext) -> Any:
             return state.params
         setup = run.setup
         step = UpdateStep(
-            setup.graphdef,
+            setup.model,
             training.cross_entropy,
             optimizer,
             setup.mesh,

@@ -1,7 +1,7 @@
-"""Causal attention behind one function: XLA (the reference), cuDNN on GPU, splash attention on TPU.
+"""One function for causal attention: XLA (the reference), cuDNN on GPU, splash attention on TPU.
 
-Rows are right-padded, so causality alone keeps real tokens from seeing padding: no mask is needed in
-training and prefill. Decoding passes the number of filled cache entries per row instead.
+Rows are right-padded, so the causal mask alone hides padding from real tokens: training and prefill need no
+other mask. Decoding passes the number of filled cache entries of each row instead.
 """
 
 from typing import Any, Literal
@@ -32,14 +32,14 @@ def attention(
       k: keys `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
       v: values, as `k`.
       lengths: filled cache entries per row `[B]` for decoding (`T == 1`); None means causal self-attention.
-      rows: tokens of each row `[B]` in causal self-attention, where it is known: work behind them may be
-        left out, and what comes out there means nothing.
-      backend: `auto` takes the platform's best (`resolve`).
+      rows: number of tokens of each row `[B]` in causal self-attention, if known. Positions behind them may
+        be skipped, and their result is undefined.
+      backend: `auto` chooses the best one for the platform (`resolve_backend`).
 
     Returns:
       `[B, T, heads, head_dim]`.
     """
-    backend = resolve(backend, q.dtype, decode=lengths is not None)
+    backend = resolve_backend(backend, q.dtype, decode=lengths is not None)
     if lengths is not None:
         kind: Literal["cudnn", "xla"] = "cudnn" if backend == "cudnn" else "xla"
         return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation=kind)
@@ -50,13 +50,13 @@ def attention(
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
 
 
-def resolve(backend: Backend, dtype: jnp.dtype, *, decode: bool = False) -> Backend:
-    """The back end that `auto` stands for on the platform being compiled for."""
+def resolve_backend(backend: Backend, dtype: jnp.dtype, *, decode: bool = False) -> Backend:
+    """The back end that `auto` means on the platform that we compile for."""
     if backend not in ("auto", "xla", "cudnn", "splash"):
         raise ValueError(f"attention: unknown backend {backend!r}; possible: auto, xla, cudnn, splash")
     if backend != "auto":
         return backend
-    platform = _platform()
+    platform = _target_platform()
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16):
         return "cudnn"
     if platform == "tpu" and not decode:
@@ -64,8 +64,8 @@ def resolve(backend: Backend, dtype: jnp.dtype, *, decode: bool = False) -> Back
     return "xla"
 
 
-def _platform() -> str:
-    """`gpu`, `tpu` or `cpu`: of the mesh being compiled for when one is set, else of the default device."""
+def _target_platform() -> str:
+    """`gpu`, `tpu` or `cpu`: the platform of the current mesh if one is set, else of the default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         return jax.default_backend()
@@ -74,7 +74,7 @@ def _platform() -> str:
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, rows: jax.Array | None) -> jax.Array:
-    # Odd lengths are padded on the right: causality hides the padding from every real row.
+    # The length must be a multiple of 128. The causal mask hides padding on the right from real tokens.
     length = q.shape[1]
     pad = -length % _LANES
     if pad:
@@ -92,7 +92,7 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, rows: jax.Array | None) -> 
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Splash attention, one kernel call per device: Pallas kernels are not partitioned automatically."""
+    """Splash attention with one kernel call per device, because Pallas kernels are not partitioned by XLA."""
     mesh = current_mesh()
     if mesh is None:
         return _splash_local(q, k, v)

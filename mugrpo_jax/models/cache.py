@@ -1,7 +1,4 @@
-"""Prefill and decode as pure functions over an explicit key-value cache.
-
-The sampler owns the cache; nothing here allocates or grows it behind its back.
-"""
+"""Prefill and decode as pure functions over an explicit key-value cache, which the sampler owns."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +9,8 @@ import jax.numpy as jnp
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
+from mugrpo_jax.models.model import Params
 from mugrpo_jax.models.rope import rotation
 from mugrpo_jax.models.sharding import constrain
 
@@ -23,10 +21,10 @@ class Cache:
     """Keys and values of every row so far.
 
     Attributes:
-      keys: one array a layer, `[B, S, kv_heads, head_dim]`, rotated; separate arrays, because slicing a
-        stacked cache in a decode loop copies it.
+      keys: one array per layer, `[B, S, kv_heads, head_dim]`, rotated. The layers are separate arrays,
+        because slicing a stacked cache in a decode loop would copy it.
       values: as `keys`.
-      lengths: `[B]` int32, how many entries of each row are filled. What lies behind them is never read.
+      lengths: `[B]` int32, how many entries of each row are filled. Later entries are never read.
     """
 
     keys: tuple[jax.Array, ...]
@@ -52,22 +50,29 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bf
 
 
 def decode_params(params: Params, *, fuse: bool = False) -> Params:
-    """The same parameters with the layers as a list of trees: the form `prefill` and `decode_step` read.
+    """The same parameters with the layers as a list of trees, as `prefill` and `decode_step` need them.
 
-    Made once per generation phase, so that the decode loop does not slice stacked weights at every step.
-    With `fuse`, matrices that read the same input are joined (`decoder.fuse`); not for a mesh with `tensor`.
+    This is done once per generation phase, so that the decode loop does not slice stacked weights at every
+    step. With `fuse`, matrices that multiply the same input are joined (`decoder.fuse`); a mesh with `tensor`
+    cannot use that.
     """
     layers = decoder.unstack(params["layers"])
     return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
 
 
+def decode_weights(model: Decoder, *, fuse: bool = False) -> Any:
+    """The declaration of each weight that `decode_params` returns."""
+    layer = decoder.layer_weights(model.config, fused=fuse)
+    return {**model.weights(), "layers": [layer] * model.config.num_layers}
+
+
 def prefill(
-    graphdef: Any, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
+    model: Decoder, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
 ) -> tuple[jax.Array, Cache]:
     """Run right-padded prompts through the model.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: from `decode_params`.
       tokens: prompts `[B, T]`.
       lengths: their lengths `[B]`, each at least 1.
@@ -76,7 +81,7 @@ def prefill(
     Returns:
       float32 logits `[B, V]` for the token after each prompt, and a cache with `S == T`.
     """
-    config = decoder.model_config(graphdef)
+    config = model.config
     rope = rotation(config, jnp.arange(tokens.shape[1])[None])
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
@@ -90,11 +95,11 @@ def prefill(
     for weights in params["layers"]:
         x = decoder.apply_layer(config, weights, x, rope, attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
-    return _head(config, params, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
+    return _head(model, params, last), Cache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
 
 
 def decode_step(
-    graphdef: Any,
+    model: Decoder,
     params: Params,
     cache: Cache,
     tokens: jax.Array,
@@ -105,18 +110,18 @@ def decode_step(
     """Append one token to every row.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: from `decode_params`.
-      cache: the rows so far; donate it, it is updated in place.
-      tokens: the next token of each row `[B]`; it takes position `cache.lengths`.
-      read: attend to the first `read` cache entries only. The caller promises that every row that matters
-        has `length < read`; entries beyond are not touched by the memory system.
+      cache: the rows so far; donate it, so that it is updated in place.
+      tokens: the next token of each row `[B]`; its position is `cache.lengths`.
+      read: attend to the first `read` cache entries only; later entries are not read from memory. The caller
+        ensures `length < read` for every row whose result is used.
       backend: attention back end.
 
     Returns:
-      float32 logits `[B, V]` for the token after, and the cache one entry longer in every row.
+      float32 logits `[B, V]` for the token after it, and the cache with one more entry in every row.
     """
-    config = decoder.model_config(graphdef)
+    config = model.config
     rows = jnp.arange(tokens.shape[0])
     at = cache.lengths
     rope = rotation(config, at[:, None])
@@ -133,10 +138,10 @@ def decode_step(
     x = decoder.embed_tokens(params["embed"], tokens[:, None])
     for weights in params["layers"]:
         x = decoder.apply_layer(config, weights, x, rope, attend)
-    return _head(config, params, x), Cache(tuple(keys), tuple(values), at + 1)
+    return _head(model, params, x), Cache(tuple(keys), tuple(values), at + 1)
 
 
-def _head(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
-    h = decoder.rms_norm(x[:, 0], params["norm"], config.norm_eps)
-    head = params.get("head", params["embed"])
-    return constrain(jnp.einsum("bd,vd->bv", h, head, preferred_element_type=jnp.float32), "batch", "vocab")
+def _head(model: Decoder, params: Params, x: jax.Array) -> jax.Array:
+    h = decoder.rms_norm(x[:, 0], params["norm"], model.config.norm_eps)
+    logits = jnp.einsum("bd,vd->bv", h, model.head_matrix(params), preferred_element_type=jnp.float32)
+    return constrain(logits, "batch", "vocab")

@@ -19,7 +19,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything the decoder needs to know; hashable, so that it can live in a static graph definition."""
+    """The architecture of a decoder; hashable, so that `Decoder` can be a static argument."""
 
     vocab_size: int
     hidden_size: int
@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def num_params(self) -> int:
-        """Number of weights, embeddings included and tied ones counted once."""
+        """Number of parameters, including embeddings; tied embeddings count once."""
         d, h, k, hd, f = (
             self.hidden_size,
             self.num_heads,
@@ -66,7 +66,7 @@ class ModelConfig:
 def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
     """Translate a Hugging Face `config.json` of the Llama, Qwen2 or Qwen3 family.
 
-    Whatever the decoder cannot compute exactly is refused in one line that names it.
+    An option that the decoder cannot compute exactly is refused by its name.
 
     >>> hf = dict(architectures=["Qwen3ForCausalLM"], vocab_size=32, hidden_size=16, num_hidden_layers=2,
     ...           num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=24)

@@ -1,89 +1,63 @@
-"""The decoder in Flax NNX: Llama 3.x, Qwen2/2.5 and Qwen3 are one architecture with a few switches.
+"""The decoder: Llama 3.x, Qwen2/2.5 and Qwen3 are one architecture with a few switches.
 
-Layers are stored stacked, `[layers, ...]` a leaf: training scans over them, decoding unrolls them, and
-both read the same tree. Jitted programs take `(graphdef, params)`, where `params` is a plain nested dict:
+The weights of all layers are stacked, `[layers, ...]`. Training scans over the layers, decoding unrolls them,
+and both read the same nested dict of parameters:
 
-    graphdef, params = decoder.create(config, seed=0)
-    hidden = decoder.hidden_states(graphdef, params, tokens)
-
-A model of your own trains here if it is an NNX module with `hidden(tokens, ...) -> [B, T, D]` and
-`head_matrix() -> [V, D]`.
+    model, params = decoder.create(config, seed=0)
+    hidden = model.hidden(params, tokens)
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.model import Model, Params, Remat, Weight, Weights, abstract_params, random_params
 from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.rope import rotate, rotation
 from mugrpo_jax.models.sharding import constrain
 
-Params = dict[str, Any]
-Remat = Literal["none", "dots", "full"]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
+# Weights that multiply the same input and that `fuse` joins, by the name of the joined weight.
+_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
-class Block(nnx.Module):
-    """One transformer layer; `attend` decides where keys and values come from."""
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A causal language model: embedding, stacked layers, final norm, tied or untied head.
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        d, hd = config.hidden_size, config.head_dim
-        q_width, kv_width = config.num_heads * hd, config.num_kv_heads * hd
-        self.attn_norm = _ones(d)
-        self.q, self.k, self.v = (
-            _dense(rngs, d, q_width),
-            _dense(rngs, d, kv_width),
-            _dense(rngs, d, kv_width),
-        )
-        self.o = _dense(rngs, q_width, d, scale=(2 * config.num_layers) ** -0.5)
-        if config.qkv_bias:
-            self.q_bias, self.k_bias, self.v_bias = _zeros(q_width), _zeros(kv_width), _zeros(kv_width)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = _ones(hd), _ones(hd)
-        self.mlp_norm = _ones(d)
-        self.gate, self.up = (
-            _dense(rngs, d, config.intermediate_size),
-            _dense(rngs, d, config.intermediate_size),
-        )
-        self.down = _dense(rngs, config.intermediate_size, d, scale=(2 * config.num_layers) ** -0.5)
+    It holds no arrays, so it is a static argument of compiled programs.
+    """
 
-    def __call__(self, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend) -> jax.Array:
-        """`apply_layer` with this block's weights."""
-        return apply_layer(self.config, split(self)[1], x, rope, attend)
+    config: ModelConfig
 
-
-class Decoder(nnx.Module):
-    """A causal language model: embedding, stacked layers, final norm, tied or untied head."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        self.embed = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size)))
-        stack = nnx.split_rngs(splits=config.num_layers)(
-            nnx.vmap(lambda rngs: Block(config, rngs=rngs), in_axes=0, out_axes=0)
-        )
-        self.layers = stack(rngs)
-        self.norm = _ones(config.hidden_size)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size)))
-        )
+    def weights(self) -> Weights:
+        """The declaration of every weight; those of the layers are stacked, `[layers, ...]`."""
+        config = self.config
+        layers = {
+            name: dataclasses.replace(
+                weight, shape=(config.num_layers, *weight.shape), axes=("layers", *weight.axes)
+            )
+            for name, weight in layer_weights(config).items()
+        }
+        table = _matrix(config.vocab_size, config.hidden_size, "vocab", "embed")
+        head = {} if config.tie_embeddings else {"head": table}
+        return {"embed": table, "layers": layers, "norm": _norm(config.hidden_size), **head}
 
     def hidden(
         self,
+        params: Params,
         tokens: jax.Array,
         *,
         packing: Packing | None = None,
@@ -106,30 +80,67 @@ class Decoder(nnx.Module):
         if remat != "none":
             # Inside a scan, XLA cannot undo the recomputation by merging it with the forward pass.
             layer = jax.checkpoint(layer, policy=_REMAT_POLICIES[remat], prevent_cse=not scan)
-        _, stacked = split(self.layers)
-        x = embed_tokens(self.embed[...], tokens)
+        x = embed_tokens(params["embed"], tokens)
         if scan:
-            x, _ = jax.lax.scan(layer, x, stacked)
+            x, _ = jax.lax.scan(layer, x, params["layers"])
         else:
-            for weights in unstack(stacked):
+            for weights in unstack(params["layers"]):
                 x, _ = layer(x, weights)
-        return rms_norm(x, self.norm[...], self.config.norm_eps)
+        return rms_norm(x, params["norm"], self.config.norm_eps)
 
-    def head_matrix(self) -> jax.Array:
-        """Output embedding `[V, D]`; logits are `hidden @ head_matrix().T`."""
-        return self.embed[...] if self.head is None else self.head[...]
+    def head_matrix(self, params: Params) -> jax.Array:
+        """The output embedding `[V, D]`: logits are `hidden @ head_matrix.T`."""
+        return params["embed"] if self.config.tie_embeddings else params["head"]
+
+
+def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weight]:
+    """The declaration of one layer's weights, plain or as `fuse` joins them."""
+    d, mlp = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    residual = 0.02 * (2 * config.num_layers) ** -0.5  # each layer adds two branches to the residual stream
+    table = {
+        "attn_norm": _norm(d),
+        "q": _matrix(d, q, "embed", "heads"),
+        "k": _matrix(d, kv, "embed", "kv_heads"),
+        "v": _matrix(d, kv, "embed", "kv_heads"),
+        "o": _matrix(q, d, "heads", "embed", std=residual),
+        "mlp_norm": _norm(d),
+        "gate": _matrix(d, mlp, "embed", "mlp"),
+        "up": _matrix(d, mlp, "embed", "mlp"),
+        "down": _matrix(mlp, d, "mlp", "embed", std=residual),
+    }
+    if config.qkv_bias:
+        table |= {
+            "q_bias": _bias(q, "heads"),
+            "k_bias": _bias(kv, "kv_heads"),
+            "v_bias": _bias(kv, "kv_heads"),
+        }
+    if config.qk_norm:
+        table |= {"q_norm": _norm(config.head_dim), "k_norm": _norm(config.head_dim)}
+    if fused:
+        for name, parts in _FUSED.items():
+            width = sum(table.pop(part).shape[1] for part in parts)
+            table[name] = _matrix(d, width, "embed", None)
+    return table
+
+
+def _matrix(rows: int, columns: int, *axes: str | None, std: float = 0.02) -> Weight:
+    return Weight((rows, columns), axes, decays=True, std=std)
+
+
+def _norm(width: int) -> Weight:
+    return Weight((width,), (None,), decays=False, mean=1.0)
+
+
+def _bias(width: int, axis: str) -> Weight:
+    return Weight((width,), (axis,), decays=False)
 
 
 def embed_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Input vectors `[B, T, D]` from the embedding `[V, D]`."""
-    # Whole rows on every device: looking up half-rows would reshard the result from width to batch.
+    # Gather the width first: a lookup of partial rows would have to be resharded from width to batch.
     table = constrain(table, "vocab", None)
     return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-
-
-def model_config(graphdef: Any) -> ModelConfig:
-    """The shape that a decoder's static definition carries."""
-    return nnx.merge(graphdef, [None] * graphdef.num_leaves).config
 
 
 def apply_layer(
@@ -143,7 +154,7 @@ def apply_layer(
     widths = [
         heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ]
-    q, k, v = _project(h, w, ("q", "k", "v"), "qkv", widths)
+    q, k, v = _project(h, w, "qkv", widths)
     if config.qkv_bias:
         q, k, v = q + w["q_bias"], k + w["k_bias"], v + w["v_bias"]
     q, k, v = (y.reshape(*y.shape[:-1], -1, config.head_dim) for y in (q, k, v))
@@ -152,7 +163,7 @@ def apply_layer(
     out = attend(rotate(q, rope), rotate(k, rope), v)
     x = x + out.reshape(*x.shape[:-1], -1) @ w["o"]
     h = rms_norm(x, w["mlp_norm"], config.norm_eps)
-    gate, up = _project(h, w, ("gate", "up"), "gate_up", [config.intermediate_size] * 2)
+    gate, up = _project(h, w, "gate_up", [config.intermediate_size] * 2)
     x = x + (jax.nn.silu(gate) * up) @ w["down"]
     return constrain(x, "batch", None, None)
 
@@ -163,67 +174,49 @@ def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Arra
 
 
 def fuse(w: Params) -> Params:
-    """A layer's weights with the matrices that read the same input side by side: fewer, wider products.
+    """A layer's weights with the matrices that multiply the same input joined: fewer, wider products.
 
-    For decoding only. In training the gradients of the parts would have to be copied together again, which
-    costs what the wider products gain. With a `tensor` axis the parts cannot be joined.
+    For decoding only. In training, joining the gradients of the parts again would cost as much time as the
+    wider products save. With a `tensor` axis the parts cannot be joined.
     """
-    rest = {name: leaf for name, leaf in w.items() if name not in ("q", "k", "v", "gate", "up")}
-    qkv = jnp.concatenate([w["q"], w["k"], w["v"]], axis=-1)
-    return rest | {"qkv": qkv, "gate_up": jnp.concatenate([w["gate"], w["up"]], axis=-1)}
+    joined = {name: jnp.concatenate([w[part] for part in parts], axis=-1) for name, parts in _FUSED.items()}
+    parts = {part for parts in _FUSED.values() for part in parts}
+    return {name: leaf for name, leaf in w.items() if name not in parts} | joined
 
 
-def _project(
-    h: jax.Array, w: Params, names: Sequence[str], fused: str, widths: Sequence[int]
-) -> Sequence[jax.Array]:
+def _project(h: jax.Array, w: Params, fused: str, widths: Sequence[int]) -> Sequence[jax.Array]:
+    """Products of `h` with each part of a fused weight, as one product if the parts are joined."""
     if fused not in w:
-        return [h @ w[name] for name in names]
+        return [h @ w[name] for name in _FUSED[fused]]
     return jnp.split(h @ w[fused], np.cumsum(widths)[:-1], axis=-1)
 
 
-def create(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Any, Params]:
-    """A freshly initialised decoder as `(graphdef, params)`."""
-    graphdef, params = split(Decoder(config, rngs=nnx.Rngs(params=seed)))
-    return graphdef, cast(params, dtype)
+def create(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:
+    """A decoder and random parameters for it."""
+    model = Decoder(config)
+    return model, random_params(model, seed=seed, dtype=dtype)
 
 
-def abstract(config: ModelConfig, *, dtype: Any = jnp.float32) -> tuple[Any, Params]:
+def abstract(config: ModelConfig, *, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:
     """As `create`, with shapes in place of arrays: nothing is allocated."""
-    graphdef, params = split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0))))
-    return graphdef, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
-
-
-def split(module: nnx.Module) -> tuple[Any, Params]:
-    """An NNX module as a static graph definition and a plain nested dict of arrays."""
-    graphdef, state = nnx.split(module, nnx.Param)
-    return graphdef, nnx.to_pure_dict(state)
-
-
-def cast(params: Params, dtype: Any) -> Params:
-    """Parameters in another dtype; those that have it already are returned as they are."""
-    return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), params)
+    model = Decoder(config)
+    return model, abstract_params(model, dtype=dtype)
 
 
 def unstack(stacked: Params) -> list[Params]:
     """The stacked layers as a list of single-layer trees."""
-    # One split, not one slice a layer: its gradient is one concatenation, not a sum of padded arrays.
+    # One split instead of one slice per layer: its gradient is one concatenation, not a sum of padded arrays.
     leaves, tree = jax.tree.flatten(stacked)
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
     return [jax.tree.unflatten(tree, layer) for layer in zip(*parts)]
 
 
-def hidden_states(graphdef: Any, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """`Decoder.hidden` as a pure function of `(graphdef, params)`."""
-    return nnx.merge(graphdef, params).hidden(tokens, **options)
-
-
-def logits(graphdef: Any, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Full float32 logits `[B, T, V]`: for tests and small models only; losses use `token_logprobs`."""
-    model = nnx.merge(graphdef, params)
+def logits(model: Model, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
+    """Full float32 logits `[B, T, V]`, for tests and small models; losses use `token_logprobs`."""
     return jnp.einsum(
         "btd,vd->btv",
-        model.hidden(tokens, **options),
-        model.head_matrix(),
+        model.hidden(params, tokens, **options),
+        model.head_matrix(params),
         preferred_element_type=jnp.float32,
     )
 
@@ -233,19 +226,3 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return weight * (wide * scale).astype(x.dtype)
-
-
-def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float = 1.0) -> jax.Array:
-    return 0.02 * scale * jax.random.normal(rngs.params(), shape)
-
-
-def _dense(rngs: nnx.Rngs, rows: int, columns: int, scale: float = 1.0) -> nnx.Param:
-    return nnx.Param(_normal(rngs, (rows, columns), scale))
-
-
-def _ones(width: int) -> nnx.Param:
-    return nnx.Param(jnp.ones(width))
-
-
-def _zeros(width: int) -> nnx.Param:
-    return nnx.Param(jnp.zeros(width))

@@ -1,15 +1,15 @@
-"""Token log-probabilities from hidden states, in chunks, with a gradient of their own.
+"""Token log-probabilities from hidden states, in chunks, with a hand-written gradient.
 
-Neither pass holds logits of more than one chunk, so peak memory has no `[B, T, V]` in it. What comes out
-are log-probs, not a loss: every objective works on top. Positions nobody asks for, such as those of prompts,
-can be left out: they are sorted behind the others, and their chunks are not computed.
+The forward and the backward pass hold the logits of one chunk at a time, so no `[B, T, V]` array ever exists.
+The result is log-probs, not a loss, so every objective can use it. The caller can leave out positions, such
+as those of prompts: they are sorted behind the wanted ones, and their chunks are not computed.
 
 For one position with logits `z = h W^T / temperature`, target `y` and cotangents `g` (of the log-prob) and
 `e` (of the entropy `H`):
 
     d log p(y) / dz_v = 1[v = y] - p_v           d H / dz_v = -p_v (log p_v + H)
 
-The backward pass recomputes each chunk's `p` from the saved log-normaliser.
+The backward pass computes the `p` of each chunk again, from the saved log-normaliser.
 """
 
 import functools
@@ -19,21 +19,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.model import Model, Params
 from mugrpo_jax.models.packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 
-CHUNK_LOGITS = 1 << 28  # float32 logits that exist at one time unless a chunk is given: 1 GiB
-# Where positions can be left out there are more chunks, so that little is computed in vain, but not smaller
-# ones than this: each reads and writes the head's whole gradient, which must not outlast its products.
-_PARTS, _FEWEST_ROWS = 8, 2048
+CHUNK_LOGITS = 1 << 28  # the most float32 logits in one chunk of the default size: 1 GiB
+# If positions can be left out, a chunk has an eighth of them, so that few unwanted ones are computed. It has
+# at least 2048, because each chunk reads and writes the gradient of the whole head.
+_SKIPPABLE_CHUNKS, _MIN_CHUNK = 8, 2048
 
 
 def token_logprobs(
-    graphdef: Any,
+    model: Model,
     params: Params,
     tokens: jax.Array,
     *,
@@ -47,30 +46,28 @@ def token_logprobs(
     """Log-prob of every token given those before it.
 
     Args:
-      graphdef: static definition of a model with `hidden` and `head_matrix`.
+      model: the model.
       params: its parameters.
       tokens: right-padded rows `[B, T]`, or packed ones `[P, N]`.
-      packing: where the tokens of packed rows stand in the rows `[B, T]` that come out.
-      wanted: which log-probs are needed, `[B, T]`, non-zero for those of a response, say. The head is left
-        out for the rest, and what comes out there means nothing. None wants all.
-      temperature: divides the logits, as it did when the tokens were sampled.
-      entropy: also return the entropy of the distribution each token was drawn from.
-      chunk: how many positions have logits at one time; None takes at most what `CHUNK_LOGITS` allows.
-      **options: handed to `hidden` (`remat`, `scan`, `backend`).
+      packing: where the tokens of packed rows stand in the padded rows `[B, T]` of the result.
+      wanted: `[B, T]`, non-zero where the log-prob is needed, such as on response tokens. At other positions
+        the head is not computed and the result is undefined. None means that all are needed.
+      temperature: divides the logits; use the temperature at which the tokens were sampled.
+      entropy: also return the entropy of the distribution that each token was drawn from.
+      chunk: how many positions have logits at one time; None derives it from `CHUNK_LOGITS`.
+      **options: passed to `hidden` (`remat`, `scan`, `backend`).
 
     Returns:
       `logp [B, T]` in float32 and the entropy `[B, T]` or None. `logp[:, 0]` is 0: nothing precedes it.
     """
-    model = nnx.merge(graphdef, params)
-    if packing is not None:
-        options["packing"] = packing  # a model that cannot be packed need not know of it
-    hidden = model.hidden(tokens, **options)
+    hidden = model.hidden(params, tokens, packing=packing, **options)
     if wanted is not None:
         wanted = (wanted if packing is None else packing.pack(jnp.asarray(wanted))) != 0
-        wanted = jnp.pad(wanted[:, 1:], ((0, 0), (0, 1)))  # a token's log-prob is computed one before it
+        # The log-prob of a token is computed at the position before it.
+        wanted = jnp.pad(wanted[:, 1:], ((0, 0), (0, 1)))
     logp, ent = logprobs_from_hidden(
         hidden,
-        model.head_matrix(),
+        model.head_matrix(params),
         targets=jnp.roll(tokens, -1, axis=1),
         wanted=wanted,
         temperature=temperature,
@@ -92,7 +89,7 @@ def logprobs_from_hidden(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Log-prob of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`, and its entropy if asked.
 
-    Where `wanted [B, T]` is False nothing need be computed, and what comes out means nothing.
+    Where `wanted [B, T]` is False the result is undefined.
 
     >>> hidden, head = jnp.ones((1, 2, 3)), jnp.zeros((5, 3))
     >>> logp, ent = logprobs_from_hidden(hidden, head, jnp.zeros((1, 2), int), entropy=True)
@@ -102,14 +99,14 @@ def logprobs_from_hidden(
     tokens = hidden.shape[0] * hidden.shape[1] // _batch_devices()
     chunk = chunk or _default_chunk(tokens, head.shape[0], all_wanted=wanted is None)
     if chunk >= tokens:
-        wanted = None  # with one chunk there is none to leave out
-    logp, ent = _logprobs(_How(float(temperature), entropy, chunk), hidden, head, targets, wanted)
+        wanted = None  # a single chunk cannot be left out
+    logp, ent = _logprobs(_Settings(float(temperature), entropy, chunk), hidden, head, targets, wanted)
     return logp, ent if entropy else None
 
 
 def _default_chunk(tokens: int, vocab: int, *, all_wanted: bool) -> int:
     most = max(CHUNK_LOGITS // vocab, 1)
-    return most if all_wanted else min(most, max(tokens // _PARTS, _FEWEST_ROWS))
+    return most if all_wanted else min(most, max(tokens // _SKIPPABLE_CHUNKS, _MIN_CHUNK))
 
 
 def _batch_devices() -> int:
@@ -118,16 +115,17 @@ def _batch_devices() -> int:
 
 
 def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
-    """What was computed at the position before a token moves to the token itself."""
+    """Move each value from the position before a token to the token itself."""
     x = jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
     if packing is None:
         return x
     x = packing.unpack(x)
-    return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)  # before a row's first token stands another row
+    # The first token of a row got the value of another row, which stands before it in the packed row.
+    return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)
 
 
-class _How(NamedTuple):
-    """What the programs are built for."""
+class _Settings(NamedTuple):
+    """The static settings of both passes."""
 
     temperature: float
     entropy: bool
@@ -136,15 +134,15 @@ class _How(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logprobs(
-    how: _How, hidden: jax.Array, head: jax.Array, targets: jax.Array, wanted: jax.Array | None
+    settings: _Settings, hidden: jax.Array, head: jax.Array, targets: jax.Array, wanted: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(how, hidden, head, targets, wanted)[0]
+    return _forward(settings, hidden, head, targets, wanted)[0]
 
 
-def _forward(how: _How, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], Any]:
+def _forward(settings: _Settings, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], Any]:
     batch = P(RULES["batch"])
     logp, ent, normaliser = _over_mesh(
-        functools.partial(_forward_local, **how._asdict()),
+        functools.partial(_forward_local, **settings._asdict()),
         in_specs=(batch, P(RULES["vocab"]), batch, batch),
         out_specs=(batch, batch, batch),
     )(*inputs)
@@ -152,11 +150,11 @@ def _forward(how: _How, *inputs: Any) -> tuple[tuple[jax.Array, jax.Array], Any]
 
 
 def _backward(
-    how: _How, residuals: Any, cotangents: tuple[jax.Array, jax.Array]
+    settings: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, None]:
     batch = P(RULES["batch"])
     d_hidden, d_head = _over_mesh(
-        functools.partial(_backward_local, **how._asdict()),
+        functools.partial(_backward_local, **settings._asdict()),
         in_specs=(batch, P(RULES["vocab"]), *[batch] * 6),
         out_specs=(batch, P(RULES["vocab"], RULES["embed"])),
     )(*residuals, *cotangents)
@@ -167,10 +165,10 @@ _logprobs.defvjp(_forward, _backward)
 
 
 def _over_mesh(local: Any, *, in_specs: Any, out_specs: Any) -> Any:
-    """Run `local` per device on its own rows and its own slice of the vocabulary.
+    """Run `local` on each device, on the device's own rows and its own slice of the vocabulary.
 
-    By hand rather than by the partitioner, so that the head's gradient is summed over devices once, after
-    the last chunk, and not once a chunk.
+    The automatic partitioner would sum the gradient of the head over devices in every chunk. With
+    `shard_map` it is summed once, after the last chunk.
     """
     mesh = current_mesh()
     if mesh is None:
@@ -196,8 +194,8 @@ def _forward_local(
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     first = _first_token(head, sharded)
-    chunks = _Chunks(targets.shape, wanted, chunk, sharded)
-    h_chunks, target_chunks = chunks.cut(hidden), chunks.cut(targets)
+    chunks = _ChunkedPositions(targets.shape, wanted, chunk, sharded)
+    h_chunks, target_chunks = chunks.split(hidden), chunks.split(targets)
 
     def one(i: jax.Array, out: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         h, target = h_chunks[i], target_chunks[i]
@@ -215,8 +213,8 @@ def _forward_local(
             ent = normaliser - _vocab_sum(expected, sharded)
         return tuple(whole.at[i].set(part) for whole, part in zip(out, (logp, ent, normaliser)))
 
-    logp, ent, normaliser = chunks.each(one, (chunks.zeros(),) * 3)
-    return chunks.join(logp), chunks.join(ent), chunks.join(normaliser)
+    logp, ent, normaliser = chunks.loop(one, (chunks.zeros(),) * 3)
+    return chunks.merge(logp), chunks.merge(ent), chunks.merge(normaliser)
 
 
 def _backward_local(
@@ -235,8 +233,8 @@ def _backward_local(
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array]:
     first = _first_token(head, sharded)
-    chunks = _Chunks(targets.shape, wanted, chunk, sharded)
-    rows = [chunks.cut(x) for x in (hidden, targets, normaliser, ent, d_logp, d_ent)]
+    chunks = _ChunkedPositions(targets.shape, wanted, chunk, sharded)
+    rows = [chunks.split(x) for x in (hidden, targets, normaliser, ent, d_logp, d_ent)]
 
     def one(i: jax.Array, out: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         d_head, d_hidden = out
@@ -254,34 +252,36 @@ def _backward_local(
         return d_head, d_hidden.at[i].set(d_h.astype(h.dtype))
 
     start = jnp.zeros(head.shape, jnp.float32), jnp.zeros_like(rows[0])
-    d_head, d_hidden = chunks.each(one, start)
+    d_head, d_hidden = chunks.loop(one, start)
     if sharded:
         d_hidden = jax.lax.psum(d_hidden, "tensor")
         d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
         d_head = jax.lax.psum(d_head, "data")
-    return chunks.join(d_hidden), d_head.astype(head.dtype)
+    return chunks.merge(d_hidden), d_head.astype(head.dtype)
 
 
-class _Chunks:
-    """A device's positions `[B, T]` in chunks of equal size, the wanted ones in the first of them."""
+class _ChunkedPositions:
+    """The positions `[B, T]` of a device in chunks of equal size; the wanted positions come first."""
 
-    def __init__(self, shape: tuple[int, ...], wanted: jax.Array | None, most: int, sharded: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], wanted: jax.Array | None, max_size: int, sharded: bool
+    ) -> None:
         self.shape = shape
         tokens = math.prod(shape)
-        self.count = -(-tokens // most)
+        self.count = -(-tokens // max_size)
         self.size = -(-tokens // self.count)
         self.steps: int | jax.Array = self.count
-        self._order = self._place = None
+        self._order = self._rank = None
         if wanted is not None:
             flat = wanted.reshape(-1)
             needed = flat.sum()
-            self._place = jnp.where(flat, jnp.cumsum(flat) - 1, needed + jnp.cumsum(~flat) - 1)
-            self._order = jnp.zeros_like(self._place).at[self._place].set(jnp.arange(tokens))
-            # All devices take as many steps: those that split the vocabulary exchange sums in each.
+            self._rank = jnp.where(flat, jnp.cumsum(flat) - 1, needed + jnp.cumsum(~flat) - 1)
+            self._order = jnp.zeros_like(self._rank).at[self._rank].set(jnp.arange(tokens))
+            # All devices run the same number of steps: those that split the vocabulary sum in each step.
             needed = jax.lax.pmax(needed, RULES["batch"]) if sharded else needed
             self.steps = -(-needed // self.size)
 
-    def cut(self, x: jax.Array) -> jax.Array:
+    def split(self, x: jax.Array) -> jax.Array:
         """`[B, T, ...]` as `[count, size, ...]`, the tail padded with zeros."""
         flat = x.reshape(-1, *x.shape[2:])
         flat = flat if self._order is None else flat[self._order]
@@ -289,19 +289,19 @@ class _Chunks:
         flat = jnp.pad(flat, ((0, tail),) + ((0, 0),) * (flat.ndim - 1))
         return flat.reshape(self.count, self.size, *x.shape[2:])
 
-    def join(self, x: jax.Array) -> jax.Array:
-        """The way back."""
+    def merge(self, x: jax.Array) -> jax.Array:
+        """`[count, size, ...]` back to `[B, T, ...]`, in the original order."""
         flat = x.reshape(-1, *x.shape[2:])
-        flat = flat[: math.prod(self.shape)] if self._place is None else flat[self._place]
+        flat = flat[: math.prod(self.shape)] if self._rank is None else flat[self._rank]
         return flat.reshape(*self.shape, *x.shape[2:])
 
     def zeros(self) -> jax.Array:
-        """A number for each position, in chunks."""
+        """A zero for each position, `[count, size]`."""
         return jnp.zeros((self.count, self.size), jnp.float32)
 
-    def each(self, one: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
-        """`carry = one(i, carry)` for each chunk with a wanted position in it."""
-        # The second bound never binds; it says how long the loop can be to whoever reads the program.
+    def loop(self, one: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """Run `carry = one(i, carry)` for each chunk that has a wanted position."""
+        # The bound `count` is redundant; it gives the planner a static trip count.
         return jax.lax.while_loop(
             lambda state: (state[0] < self.steps) & (state[0] < self.count),
             lambda state: (state[0] + 1, one(*state)),
@@ -315,13 +315,13 @@ def _chunk_logits(h: jax.Array, head: jax.Array, temperature: float) -> jax.Arra
 
 
 def _max_and_sum(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The largest logit of each row, and the sum of all as `exp(z - largest)`."""
+    """The largest logit of each row, and the sum of `exp(z - largest)` over the row."""
     top = z.max(-1)
     return top, jnp.exp(z - top[:, None]).sum(-1)
 
 
 def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same, reading the logits once: twice the exponentials, faster where memory is the limit."""
+    """As `_max_and_sum`, but reads the logits once. Faster where memory bandwidth is the limit."""
 
     def combine(
         a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
@@ -329,13 +329,13 @@ def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
         top = jnp.maximum(a[0], b[0])
         return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
 
-    lowest = jnp.finfo(z.dtype).min  # not -inf: the difference of two must be a number
+    lowest = jnp.finfo(z.dtype).min  # not -inf, because -inf - -inf is NaN
     start = (jnp.asarray(lowest, z.dtype), jnp.zeros((), z.dtype))
     return jax.lax.reduce((z, jnp.ones_like(z)), start, combine, (1,))
 
 
 def _first_token(head: jax.Array, sharded: bool) -> jax.Array | int:
-    """The token id of this device's first row of the head."""
+    """The token id of the first head row on this device."""
     return jax.lax.axis_index("tensor") * head.shape[0] if sharded else 0
 
 

@@ -1,16 +1,16 @@
-"""Rows without their padding: all layers but attention run on real tokens only.
+"""Packed rows without padding: all layers except attention compute real tokens only.
 
-Norms, projections, MLP and head look at one token at a time, so the tokens of many rows can stand one after
-the other in a few long ones. Only attention needs to know where a row starts: before it, queries, keys and
-values are spread out to right-padded rows, and behind it they are put together again.
+Norms, projections, MLP and head compute each token on its own, so the tokens of many rows can be stored one
+after the other in a few long rows. Only attention needs to know where a row starts. Queries, keys and values
+are therefore copied to right-padded rows before attention, and its result is packed again.
 
     tokens of 3 rows [3, 4]        packed [1, 8]
     a b c .                        a b c d e f g .
     d e . .
     f g . .
 
-With several devices along the batch there is one packed row (or more) for each, made of that device's own
-rows, and nothing moves between devices.
+If the batch is split over several devices, each device has its own packed rows, made of its own rows.
+Packing then moves nothing between devices.
 """
 
 import functools
@@ -29,7 +29,7 @@ class Packing(NamedTuple):
 
     Attributes:
       packed_from: `[P, N]` int32, `row * T + position` of each packed token, with `row` counted within its
-        packed row; `R / P * T`, which is out of range, where nothing stands.
+        packed row; `R / P * T`, which is out of range, where a packed row has no token.
       padded_from: `[R, T]` int32, the place of each token in its packed row; `N`, out of range, on padding.
     """
 
@@ -47,17 +47,17 @@ class Packing(NamedTuple):
         return (jnp.asarray(self.padded_from) < self.packed_from.shape[1]).sum(1)
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """`[R, T, ...]` to `[P, N, ...]`; zeros where nothing stands."""
+        """`[R, T, ...]` to `[P, N, ...]`; zeros where a packed row has no token."""
         groups = len(self.packed_from)
-        return _move(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat())
+        return _gather(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat())
 
     def unpack(self, x: jax.Array) -> jax.Array:
         """`[P, N, ...]` to `[R, T, ...]`; zeros on padding."""
         rows, width = self.padded_from.shape
-        return _move(x, self._flat(), self.packed_from).reshape(rows, width, *x.shape[2:])
+        return _gather(x, self._flat(), self.packed_from).reshape(rows, width, *x.shape[2:])
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
-        """The same for keys and values, which all queries of a row look at."""
+        """`unpack` for keys and values, which all queries of a row attend to."""
         return self.unpack(x)
 
     def _flat(self) -> jax.Array:
@@ -65,29 +65,31 @@ class Packing(NamedTuple):
 
 
 class SharedPacking(Packing):
-    """Rows that begin alike, the responses to one prompt, have that beginning in the packed row only once.
+    """Packing in which rows with a common prefix, the responses to one prompt, store the prefix once.
 
-    `padded_from` then names one packed token for several rows, its *copies*; `packed_from` names the first
-    row's. What a query of the beginning finds is the same in every row, so one is kept and the others go
-    unused. Its keys and values are looked at by all rows, so their gradients are summed.
+    `padded_from` then maps several rows (the *copies*) to one packed token, and `packed_from` maps this
+    token to the first of these rows. The attention output of a prefix token is the same in every row, so
+    only the first row's is used. All rows attend to its keys and values, so their gradients are summed.
 
         prompt a b c, responses d e and f        packed: a b c d e c f
-        a b c d e                                (the last token of the prompt stands in each row,
-        a b c f .                                 because what follows it is predicted from there)
+        a b c d e                                (the last token of the prompt is stored once per row,
+        a b c f .                                 because the first response token is predicted there)
     """
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """`[R, T, ...]` to `[P, N, ...]`, from the first row of those that share a token."""
+        """`[R, T, ...]` to `[P, N, ...]`; a shared token takes the value of its first row."""
         groups = len(self.packed_from)
         flat, packed = self._flat(), jnp.asarray(self.packed_from)
-        own = jnp.where(_owners(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
-        return _move(x.reshape(groups, -1, *x.shape[2:]), packed, own)
+        own = jnp.where(_first_copies(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
+        return _gather(x.reshape(groups, -1, *x.shape[2:]), packed, own)
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
-        """`[P, N, ...]` to `[R, T, ...]`; the gradient of a shared token is that of all its copies."""
+        """`[P, N, ...]` to `[R, T, ...]`; the gradient of a shared token is the sum over its copies."""
         rows, width = self.padded_from.shape
         flat = self._flat()
-        return _copy(x, flat, jnp.asarray(self.packed_from), width).reshape(rows, width, *x.shape[2:])
+        return _gather_shared(x, flat, jnp.asarray(self.packed_from), width).reshape(
+            rows, width, *x.shape[2:]
+        )
 
 
 def plan_packing(
@@ -98,10 +100,11 @@ def plan_packing(
     groups: int = 1,
     shared: Sequence[int] | None = None,
 ) -> Packing:
-    """Pack rows of these lengths, those of `shape = (R, T)`, into `groups` packed rows of `tokens` each.
+    """Pack rows of `shape = (R, T)` with these lengths into `groups` packed rows of `tokens` each.
 
-    `shared` says how many of its first tokens a row has in common with the row before it; they are packed
-    once (`SharedPacking`). A row can share no more than the one before it did, unless that one shared none.
+    `shared` gives for each row how many of its first tokens equal those of the row before it; they are
+    packed once (`SharedPacking`). A row cannot share more tokens than the row before it shares, unless that
+    row shares none.
 
     >>> packing = plan_packing([3, 2], (2, 4), tokens=6)
     >>> packing.packed_from.tolist(), packing.padded_from.tolist()
@@ -128,59 +131,61 @@ def plan_packing(
 
 
 @functools.partial(jax.custom_vjp)
-def _move(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
-    """`x[g, there[g]]` with zeros out of range. `back` undoes it, so the gradient is a gather as well."""
+def _gather(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
+    """`x[g, there[g]]` with zeros out of range. `back` is the inverse, so the gradient is a gather too."""
     take = functools.partial(jnp.take, axis=0, mode="fill", fill_value=0)
     return jax.vmap(take)(x, jnp.asarray(there))
 
 
-def _move_forward(
+def _gather_forward(
     x: jax.Array, there: jax.Array, back: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _move(x, there, back), (there, back)
+    return _gather(x, there, back), (there, back)
 
 
-def _move_backward(indices: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None, None]:
+def _gather_backward(
+    indices: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
     there, back = indices
-    return _move(gradient, back, there), None, None
+    return _gather(gradient, back, there), None, None
 
 
-_move.defvjp(_move_forward, _move_backward)
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
-def _owners(padded_from: jax.Array, packed_from: jax.Array) -> jax.Array:
-    """The first place of each place's token, in its packed row's rows; out of range on padding."""
+def _first_copies(padded_from: jax.Array, packed_from: jax.Array) -> jax.Array:
+    """For each padded position, the first one with the same packed token; out of range on padding."""
     nowhere = padded_from.shape[1]
     return jax.vmap(lambda n, p: jnp.take(p, n, mode="fill", fill_value=nowhere))(padded_from, packed_from)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _copy(x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int) -> jax.Array:
-    return _move(x, padded_from, packed_from)
+def _gather_shared(x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int) -> jax.Array:
+    return _gather(x, padded_from, packed_from)
 
 
-def _copy_forward(
+def _gather_shared_forward(
     x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _copy(x, padded_from, packed_from, width), (padded_from, packed_from)
+    return _gather_shared(x, padded_from, packed_from, width), (padded_from, packed_from)
 
 
-def _copy_backward(
+def _gather_shared_backward(
     width: int, indices: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, None, None]:
     padded_from, packed_from = indices
-    owners = _owners(padded_from, packed_from)
-    copies = (owners != jnp.arange(owners.shape[1])) & (padded_from < packed_from.shape[1])
-    # Whoever shares tokens shares the first one: its owner is the row that the copies are added to. Added by
-    # a product with zeros and ones, because sums of scattered numbers have no fixed order on a GPU.
-    first = owners.reshape(len(owners), -1, width)[:, :, 0] // width
+    first_copy = _first_copies(padded_from, packed_from)
+    copies = (first_copy != jnp.arange(first_copy.shape[1])) & (padded_from < packed_from.shape[1])
+    # Rows that share a prefix share token 0, so its first row is the one that receives the sum. We sum with a
+    # matrix of zeros and ones, because scatter-add on a GPU has no fixed order.
+    first = first_copy.reshape(len(first_copy), -1, width)[:, :, 0] // width
     rows = jnp.arange(first.shape[1])
     adds = (first[:, None, :] == rows[:, None]) & (rows[:, None] != rows)
-    flat = gradient.reshape(*owners.shape, -1)
+    flat = gradient.reshape(*first_copy.shape, -1)
     copied = jnp.where(copies[..., None], flat, 0).reshape(*first.shape, -1)
     added = jnp.einsum("gab,gbx->gax", adds.astype(flat.dtype), copied, preferred_element_type=jnp.float32)
     summed = (flat + added.reshape(flat.shape)).astype(gradient.dtype).reshape(gradient.shape)
-    return _move(summed, packed_from, padded_from), None, None
+    return _gather(summed, packed_from, padded_from), None, None
 
 
-_copy.defvjp(_copy_forward, _copy_backward)
+_gather_shared.defvjp(_gather_shared_forward, _gather_shared_backward)

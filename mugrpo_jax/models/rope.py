@@ -14,7 +14,7 @@ def frequencies(config: ModelConfig) -> np.ndarray:
     scaling = config.rope_scaling
     if scaling is None:
         return inverse
-    # Short wavelengths stay, long ones are stretched by `factor`, those between are blended.
+    # Short wavelengths stay, long ones are stretched by `factor`, wavelengths between them are blended.
     wavelength = 2 * np.pi / inverse
     turns = scaling.original_max_positions / wavelength
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -31,7 +31,7 @@ def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotate the two halves of each head of `x [B, T, heads, head_dim]`, in float32."""
     cos, sin = rotation
-    # Exchanging the halves as a reversal keeps the whole rotation in one elementwise kernel.
+    # Swap the halves by a reversal, so that XLA compiles the rotation to one elementwise kernel.
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     signed = jnp.stack([-sin, sin], axis=-2)
     rotated = halves * cos[..., None, :] + halves[..., ::-1, :] * signed

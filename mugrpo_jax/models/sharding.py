@@ -1,4 +1,4 @@
-"""One mesh, one table: how logical axes of parameters and activations fall on `data`, `fsdp`, `tensor`."""
+"""The device mesh (`data`, `fsdp`, `tensor`), and which mesh axes split each logical axis of an array."""
 
 import math
 from collections.abc import Sequence
@@ -26,32 +26,9 @@ RULES: dict[str | None, str | tuple[str, ...] | None] = {
     None: None,
 }
 
-# Parameter name -> logical axes; those of a layer carry the stacked `layers` axis in front.
-PARAM_AXES: dict[str, tuple[str | None, ...]] = {
-    "embed": ("vocab", "embed"),
-    "head": ("vocab", "embed"),
-    "norm": (None,),
-    "attn_norm": ("layers", None),
-    "mlp_norm": ("layers", None),
-    "q": ("layers", "embed", "heads"),
-    "k": ("layers", "embed", "kv_heads"),
-    "v": ("layers", "embed", "kv_heads"),
-    "o": ("layers", "heads", "embed"),
-    "q_bias": ("layers", "heads"),
-    "k_bias": ("layers", "kv_heads"),
-    "v_bias": ("layers", "kv_heads"),
-    "q_norm": ("layers", None),
-    "k_norm": ("layers", None),
-    "qkv": ("layers", "embed", None),
-    "gate_up": ("layers", "embed", None),
-    "gate": ("layers", "embed", "mlp"),
-    "up": ("layers", "embed", "mlp"),
-    "down": ("layers", "mlp", "embed"),
-}
-
 
 def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the three axes; one of the sizes may be -1 and takes what is left.
+    """A mesh with the three axes; one of the sizes may be -1 and takes all remaining devices.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -80,20 +57,8 @@ def spec(*logical: str | None) -> P:
     return P(*(RULES[name] for name in logical))
 
 
-def param_sharding(mesh: Mesh, params: Any) -> Any:
-    """Shardings for a (possibly abstract) parameter tree, by the name of each leaf."""
-
-    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        axes = PARAM_AXES.get(getattr(path[-1], "key", ""))
-        if axes is None or len(axes) != len(leaf.shape):
-            return NamedSharding(mesh, P())  # a user's own model: replicated unless its names are ours
-        return NamedSharding(mesh, spec(*axes))
-
-    return jax.tree.map_with_path(one, params)
-
-
 def placed(shapes: Any, shardings: Any) -> Any:
-    """Abstract arrays with shardings, to compile for or to restore onto: nothing is allocated."""
+    """Abstract arrays with shardings, for compilation or for restoring a checkpoint; nothing is allocated."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -102,24 +67,24 @@ def placed(shapes: Any, shardings: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over the data-parallel axes, everything else replicated."""
+    """The sharding of a batch: its rows are split over the data-parallel axes."""
     return NamedSharding(mesh, spec("batch"))
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Pin an activation's sharding when a mesh is set (`jax.set_mesh`); otherwise do nothing."""
+    """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`); otherwise do nothing."""
     mesh = current_mesh()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, spec(*logical))
 
 
 def current_mesh() -> Any | None:
-    """The mesh set around the program being traced, if it is ours and has more than one device."""
+    """The current mesh of the trace, if it has our axes and more than one device."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if tuple(mesh.axis_names) == MESH_AXES and mesh.size > 1 else None
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a mesh that does not divide the model, naming the axis and the numbers."""
+    """Refuse a mesh that does not divide the model; the error names the axis and the numbers."""
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     for axis, size, what, dimension in (
         ("fsdp", fsdp, "hidden_size", config.hidden_size),

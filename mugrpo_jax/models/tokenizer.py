@@ -9,7 +9,7 @@ import numpy as np
 
 Message = Mapping[str, str]
 
-# What a Hugging Face folder may hold beside the weights; `char_tokenizer.json` is ours.
+# Tokenizer files of a Hugging Face folder; `char_tokenizer.json` is our own format.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,10 +25,10 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package needs from a tokenizer.
+    """The interface of a tokenizer.
 
     Attributes:
-      vocab_size: number of token ids, at most the model's.
+      vocab_size: number of token ids; the model has at least as many.
       pad_id: fills rows on the right.
       eos_ids: each of these ends a response.
     """
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
-        """Tokens of `text`; with `start`, behind the beginning-of-text token if the model uses one."""
+        """Tokens of `text`; `start` puts the beginning-of-text token first, if the model uses one."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -59,11 +59,11 @@ class Tokenizer(Protocol):
 
 
 class HFTokenizer:
-    """A fast tokenizer of `transformers` behind the small interface."""
+    """A fast tokenizer of `transformers`."""
 
     def __init__(self, fast: Any, *, eos_ids: Iterable[int] = (), source: str = "tokenizer") -> None:
         self._fast = fast
-        # Called directly: the layers that `transformers` puts around it cost more than one text does.
+        # Called directly: for one text, the wrappers of `transformers` cost more than the encoding.
         self._backend = fast.backend_tokenizer
         self._source = source
         self._start = [i for i in fast.encode("", add_special_tokens=True) if i == fast.bos_token_id]
@@ -106,7 +106,7 @@ class HFTokenizer:
 
 
 class CharTokenizer:
-    """One token a character, for tiny models that start from nothing.
+    """One token per character, for tiny models with random weights.
 
     Ids: 0 pads, 1 ends a response, 2 begins a text, then the characters of `alphabet` in their order.
 
@@ -150,7 +150,7 @@ class CharTokenizer:
         return "".join(self.alphabet[i - 3] for i in ids if 3 <= i < self.vocab_size)
 
     def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The contents one after the other; what an assistant said is closed by the end token."""
+        """The contents one after the other; the end token follows each message of the assistant."""
         ends = (self.EOS if message["role"] == "assistant" else "" for message in messages)
         return self.BOS + "".join(message["content"] + end for message, end in zip(messages, ends))
 
@@ -210,14 +210,14 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         fast = _tokenizer_class(folder).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # transformers raises many kinds; the user needs the folder and the reason
+    except Exception as error:  # transformers raises many types; tell the user the folder and the reason
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     return HFTokenizer(fast, eos_ids=_stop_ids(folder), source=str(folder))
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """The class that `AutoTokenizer` would take, where that is known: asking it imports all of torch."""
+    """The class that `AutoTokenizer` would choose; asking `AutoTokenizer` would import torch."""
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if own.is_file() and settings.is_file():
         named = json.loads(settings.read_text()).get("tokenizer_class")
@@ -231,7 +231,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    """The end-of-text ids of `generation_config.json`, or of `config.json` where that is missing."""
+    """The end-of-text ids in `generation_config.json`, or else in `config.json`."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if file.is_file():

@@ -287,14 +287,14 @@ def _sampler(
         return None, str(error)
 
 
-def abstract_state(config: RunConfig, model: ModelConfig, mesh: Mesh) -> training.TrainState:
+def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> training.TrainState:
     """The training state as abstract arrays with shardings."""
-    optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+    model, params = models.abstract(shape)
+    optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
     state = jax.eval_shape(
-        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift),
-        models.abstract(model)[1],
+        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift), params
     )
-    return placed(state, training.state_sharding(mesh, state))
+    return placed(state, training.state_sharding(mesh, model, state))
 
 
 def bytes_on_device(tree: Any) -> int:

@@ -143,11 +143,11 @@ class UpdatePrograms:
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
-        graphdef, _ = models.abstract(model)
-        optimizer = training.make_optimizer(config.optimizer, config.total_updates)
+        decoder, _ = models.abstract(model)
+        optimizer = training.make_optimizer(config.optimizer, config.total_updates, decoder)
         self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
-            graphdef, config.objective.build(), optimizer, mesh, step_options(config), state=self.state
+            decoder, config.objective.build(), optimizer, mesh, step_options(config), state=self.state
         )
 
     @property
@@ -216,11 +216,11 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
 
 
 def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:
-    graphdef, weights = abstract_params(plan)
+    model, weights = abstract_params(plan)
     everywhere = NamedSharding(_mesh(plan), P())
     with mesh_of(plan):
         return run_prompts.lower(
-            graphdef,
+            model,
             weights,
             jax.ShapeDtypeStruct((rows, bucket), np.int32, sharding=everywhere),
             jax.ShapeDtypeStruct((rows,), np.int32, sharding=everywhere),

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax import objectives
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.files import write_atomically
-from mugrpo_jax.models import cast, token_logprobs
+from mugrpo_jax.models import Model, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.report.panel_data import spread
@@ -57,7 +57,7 @@ class SampleScorer:
         longest = buckets.lengths[-1]
         self.shape = buckets.rows(longest), longest
         self._logprobs = jax.jit(
-            functools.partial(_logprobs, policy.graphdef, options),
+            functools.partial(_logprobs, policy.model, options),
             out_shardings=NamedSharding(policy.mesh, P()),
         )
 
@@ -79,9 +79,9 @@ class SampleScorer:
             return np.asarray(self._logprobs(params, placed))
 
 
-def _logprobs(graphdef: Any, options: StepOptions, params: Any, tokens: jax.Array) -> jax.Array:
+def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array) -> jax.Array:
     logp, _ = token_logprobs(
-        graphdef,
+        model,
         cast(params, jnp.dtype(options.compute_dtype)),
         tokens,
         temperature=options.temperature,

@@ -12,7 +12,7 @@ import jax
 
 from mugrpo_jax import __version__
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax")
+_PACKAGES = ("jax", "jaxlib", "optax")
 
 
 def environment() -> dict[str, Any]:

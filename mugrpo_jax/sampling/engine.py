@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mugrpo_jax.models import Cache
+from mugrpo_jax.models import Cache, Decoder
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import (
     Emitted,
@@ -47,19 +47,19 @@ class Engine:
     """Weights and slots of a sampler.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
       plan: from `plan_sampler`.
       programs: programs compiled earlier for the same plan; new ones are added.
     """
 
-    def __init__(self, graphdef: Any, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
+    def __init__(self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
         self.plan = plan
-        self._graphdef = graphdef
+        self._model = model
         self._programs = programs
         with mesh_of(plan):
             weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
-            self._params = jax.device_put(weights, params_sharding(plan, weights)) if plan.mesh else weights
+            self._params = jax.device_put(weights, params_sharding(plan)) if plan.mesh else weights
             self._slots = free_slots(plan)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")
@@ -98,7 +98,7 @@ class Engine:
         """The cache entries of padded prompts `[rows, bucket]`."""
         program = self._program(
             ("run_prompts", tokens.shape),
-            lambda: run_prompts.lower(self._graphdef, self._params, tokens, lengths),
+            lambda: run_prompts.lower(self._model, self._params, tokens, lengths),
         )
         return program(self._params, tokens, lengths)
 
@@ -125,7 +125,7 @@ class Engine:
         program = self._program(
             ("decode", read, top_k, top_p),
             lambda: decode.lower(
-                self._graphdef,
+                self._model,
                 self._params,
                 self._slots,
                 limit,

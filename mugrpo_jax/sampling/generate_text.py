@@ -133,7 +133,7 @@ def _records(
 def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
     """A sampler of the model; no other reference to weights loaded here remains."""
     loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=plan.dtype, mesh=plan.mesh)
-    return Sampler(loaded.graphdef, loaded.params, plan)
+    return Sampler(loaded.model, loaded.params, plan)
 
 
 def _requests(

@@ -16,8 +16,18 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models import Cache, abstract, cast, decode_params, decode_step, prefill
-from mugrpo_jax.models.sharding import MESH_AXES, PARAM_AXES, RULES, constrain, current_mesh, placed, spec
+from mugrpo_jax.models import (
+    Cache,
+    Decoder,
+    Weight,
+    abstract,
+    cast,
+    decode_params,
+    decode_step,
+    decode_weights,
+    prefill,
+)
+from mugrpo_jax.models.sharding import MESH_AXES, RULES, constrain, current_mesh, placed, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import MAX_STOPS
@@ -99,10 +109,10 @@ def free_slots(plan: SamplerPlan) -> Slots:
     return _pinned(dataclasses.replace(slots, rows=jax.tree.map(jnp.asarray, free_rows(plan.slots))))
 
 
-@functools.partial(jax.jit, static_argnames="graphdef")
-def run_prompts(graphdef: Any, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
+@functools.partial(jax.jit, static_argnames="model")
+def run_prompts(model: Decoder, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
     """The cache of right-padded prompts `tokens [B, T]`; the first decode step computes their logits."""
-    return prefill(graphdef, params, tokens, lengths)[1]
+    return prefill(model, params, tokens, lengths)[1]
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -133,10 +143,10 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("graphdef", "steps", "read", "top_k", "top_p"), donate_argnames="slots"
+    jax.jit, static_argnames=("model", "steps", "read", "top_k", "top_p"), donate_argnames="slots"
 )
 def decode(
-    graphdef: Any,
+    model: Decoder,
     params: Any,
     slots: Slots,
     refill_at: jax.Array,
@@ -149,7 +159,7 @@ def decode(
     """Sample up to `steps` tokens in every busy slot.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: from `decode_params`.
       slots: updated in place.
       refill_at: end early once this many slots are free; a number above all slots: only when all are free.
@@ -169,7 +179,7 @@ def decode(
         step, slots, tokens, logprobs = carry
         rows = slots.rows
         cache = Cache(slots.keys, slots.values, rows.lengths)
-        logits, cache = decode_step(graphdef, params, cache, rows.tokens, read=read)
+        logits, cache = decode_step(model, params, cache, rows.tokens, read=read)
         token, logp = _sample(logits, rows, top_k, top_p)
         busy = rows.left > 0
         stopped = (token[:, None] == rows.stops).any(-1)
@@ -255,34 +265,32 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
     return Slots(layers, layers, rows)
 
 
-def params_sharding(plan: SamplerPlan, weights: Any) -> Any:
+def params_sharding(plan: SamplerPlan) -> Any:
     """Shardings of the weights from `sampling_params`: split over `tensor` only.
 
     If `fsdp` split them too, they would have to be gathered for every token.
     """
 
-    def one(path: tuple[Any, ...], _: Any) -> NamedSharding | None:
-        axes = [RULES[axis] for axis in PARAM_AXES.get(path[-1].key, ()) if axis != "layers"]
+    def one(weight: Weight) -> NamedSharding | None:
+        axes = (RULES[axis] for axis in weight.axes)
         return _named(plan, P(*(axis if axis == "tensor" else None for axis in axes)))
 
-    return jax.tree.map_with_path(one, weights)
+    return jax.tree.map(one, decode_weights(Decoder(plan.config), fuse=plan.fuse))
 
 
-def abstract_params(plan: SamplerPlan) -> tuple[Any, Any]:
-    """The decoder's static definition, and the weights from `sampling_params` as shapes with shardings."""
-    graphdef, params = abstract(plan.config, dtype=plan.dtype)
+def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:
+    """The decoder, and the weights from `sampling_params` as shapes with shardings."""
+    model, params = abstract(plan.config, dtype=plan.dtype)
     weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
-    if plan.mesh is None:
-        return graphdef, weights
-    return graphdef, placed(weights, params_sharding(plan, weights))
+    return model, weights if plan.mesh is None else placed(weights, params_sharding(plan))
 
 
 def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
     """`decode` of a plan, lowered for its mesh without any array, to compile it ahead of time."""
-    graphdef, weights = abstract_params(plan)
+    model, weights = abstract_params(plan)
     with mesh_of(plan):
         return decode.lower(
-            graphdef,
+            model,
             weights,
             abstract_slots(plan),
             np.int32(plan.slots),

@@ -2,7 +2,7 @@
 
     plan = plan_sampler(config, max_prompt=512, max_length=1536)
     print(plan)
-    with Sampler(graphdef, params, plan) as sampler:
+    with Sampler(model, params, plan) as sampler:
         for response in sampler.run(requests):
             ...
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.models import Decoder
 from mugrpo_jax.sampling.engine import Engine
 from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import Request, Response
@@ -29,7 +30,7 @@ class Sampler:
     """Weights and slots on the device, ready to serve requests.
 
     Args:
-      graphdef: the decoder's static definition.
+      model: the decoder.
       params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
       plan: from `plan_sampler`.
       programs: programs that an earlier sampler of the same plan compiled; new ones are added.
@@ -40,7 +41,7 @@ class Sampler:
     """
 
     def __init__(
-        self, graphdef: Any, params: Any, plan: SamplerPlan, programs: dict[Any, Any] | None = None
+        self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any] | None = None
     ) -> None:
         if plan.mesh is not None and plan.mesh.is_multi_process:
             raise ValueError(
@@ -48,7 +49,7 @@ class Sampler:
             )
         self.plan = plan
         self.stats = SamplerStats(plan.slots)
-        self._engine: Engine | None = Engine(graphdef, params, plan, {} if programs is None else programs)
+        self._engine: Engine | None = Engine(model, params, plan, {} if programs is None else programs)
         self._left_behind = False  # whether slots may still hold samples of an abandoned run
 
     def __enter__(self) -> "Sampler":

@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import cast, make_mesh
-from mugrpo_jax.models.sharding import MESH_AXES, param_sharding
+from mugrpo_jax.models import Decoder, cast, make_mesh, param_sharding
+from mugrpo_jax.models.sharding import MESH_AXES
 
 
 def run_mesh(config: RunConfig) -> Mesh:
@@ -44,18 +44,18 @@ def _rows_of(devices: Sequence[jax.Device], tensor: int) -> Mesh:
 _cast = jax.jit(cast, static_argnames="dtype")
 
 
-def copy_on_host(params: Any, mesh: Mesh, dtype: Any) -> Any:
+def copy_on_host(model: Decoder, params: Any, mesh: Mesh, dtype: Any) -> Any:
     """A whole copy of the weights on this host's devices, split over the `tensor` axis of its sampling mesh.
 
     The weights are cast before they move, so that fewer bytes travel. No device ever holds more than its part
     of the copy.
     """
     weights = _cast(params, dtype=dtype)
-    spread = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), weights))
+    spread = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), model, weights))
     return jax.tree.map(
         lambda leaf, sharding: jax.make_array_from_single_device_arrays(
             leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
         ),
         spread,
-        param_sharding(mesh, weights),
+        param_sharding(mesh, model, weights),
     )

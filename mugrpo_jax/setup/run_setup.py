@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import ModelConfig, Tokenizer
+from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, encode_prompt
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
@@ -24,16 +24,14 @@ class RunSetup:
 
     Attributes:
       config: the run's config.
-      model: shape of the decoder.
-      graphdef: its static definition.
+      model: the decoder.
       tokenizer: text to tokens and back.
       mesh: all devices of the run.
       programs: programs compiled by the run's samplers, so that only the first sampler compiles.
     """
 
     config: RunConfig
-    model: ModelConfig
-    graphdef: Any
+    model: Decoder
     tokenizer: Tokenizer
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -73,18 +71,18 @@ class RunSetup:
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
         """Sizes of the sampler on this host's devices; planned once: programs are compiled for them."""
-        return sampler_plan(self.config, self.model, self.mesh)
+        return sampler_plan(self.config, self.model.config, self.mesh)
 
     def sampler(self, params: Any) -> Sampler:
         """A sampler with these weights; close it before the updates start."""
         plan = self.sampler_plan
         if plan.mesh is not None:
-            params = copy_on_host(params, plan.mesh, plan.dtype)
-        return Sampler(self.graphdef, params, plan, self.programs)
+            params = copy_on_host(self.model, params, plan.mesh, plan.dtype)
+        return Sampler(self.model, params, plan, self.programs)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
     """The setup of a run, and the model's initial float32 weights, sharded over the mesh."""
     mesh = run_mesh(config)
     loaded = initial_model(config, mesh)
-    return RunSetup(config, loaded.config, loaded.graphdef, loaded.tokenizer, mesh), loaded.params
+    return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params

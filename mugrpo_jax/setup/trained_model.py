@@ -44,7 +44,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
     """The model of a run at one of its checkpoints, on the default device."""
     config = read_config(run)
     shape = run_model_shape(config)
-    graphdef, abstract = models.abstract(shape)
+    model, abstract = models.abstract(shape)
     place = SingleDeviceSharding(jax.devices()[0])
     targets = placed(abstract, jax.tree.map(lambda _: place, abstract))
     store = CheckpointStore(run / "checkpoints")
@@ -54,8 +54,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
         store.close()
     source = Path(config.model.source)
     return LoadedModel(
-        config=shape,
-        graphdef=graphdef,
+        model=model,
         params=params if dtype is None else models.cast(params, jnp.dtype(dtype)),
         tokenizer=run_model_tokenizer(config),
         source=source if source.is_dir() else None,
@@ -68,6 +67,6 @@ def export(
     """Write a run's checkpoint as a Hugging Face folder."""
     read_config(run)
     model = trained_model(run, checkpoint_step(run, step=step, best=best))
-    huggingface.save(
+    huggingface.save_huggingface(
         model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer, dtype=dtype
     )

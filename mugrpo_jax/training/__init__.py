@@ -1,4 +1,4 @@
-"""State, optimizer, update step, warm start, checkpoints."""
+"""Training: state, optimizer, update step, supervised warm start, checkpoints."""
 
 from mugrpo_jax.training.checkpoints import CheckpointStore as CheckpointStore
 from mugrpo_jax.training.checkpoints import Cursor as Cursor

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of the state, with the cursor that says where in the run it was taken."""
+"""Orbax checkpoints: the training state, and the cursor that says how far the run was."""
 
 import dataclasses
 from pathlib import Path
@@ -13,13 +13,13 @@ from mugrpo_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Cursor:
-    """Where a run stands.
+    """How far a run is.
 
     Attributes:
       stage: the stage that is being generated or optimised.
-      update: updates done in it; 0 means that its rollouts are not all used yet, or not even generated.
+      update: updates done in this stage; with 0 its rollouts may still have to be generated.
       updates: updates done in the whole run.
-      data: position of the stage's update stream; None before its first update.
+      data: position in the stage's stream of updates; None before its first update.
     """
 
     stage: int = 0
@@ -29,16 +29,16 @@ class Cursor:
 
 
 class CheckpointStore:
-    """Saves in the background, keeps the newest and the best, restores onto any mesh."""
+    """Saves checkpoints in the background, keeps the newest and the best, restores them onto any mesh."""
 
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
     ) -> None:
-        """Open a folder of checkpoints; without `keep` it is only read."""
+        """Open a folder of checkpoints; without `keep` it is read-only."""
         options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
         if keep is not None:
             options = {
-                "preservation_policy": _preserved(keep, updates_per_stage),
+                "preservation_policy": _preservation_policy(keep, updates_per_stage),
                 "enable_async_checkpointing": True,
             }
         self._manager = ocp.CheckpointManager(
@@ -47,7 +47,7 @@ class CheckpointStore:
         )
 
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-        """Start saving; a checkpoint counts once Orbax has renamed it into place."""
+        """Start saving. The checkpoint exists once Orbax has renamed it into place."""
         if self._manager.latest_step() == cursor.updates:
             return
         self._manager.save(
@@ -63,7 +63,7 @@ class CheckpointStore:
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
-        """Updates done at each checkpoint that is kept."""
+        """Updates done at each kept checkpoint."""
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
@@ -71,7 +71,7 @@ class CheckpointStore:
         return self._manager.best_step()
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
-        """The state (with the shardings of `abstract`) and cursor of a checkpoint, the newest by default."""
+        """The state and cursor of a checkpoint, by default the newest, with the shardings of `abstract`."""
         step = self._manager.latest_step() if step is None else step
         found = self._manager.restore(
             step,
@@ -93,7 +93,7 @@ class CheckpointStore:
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Finish saving and let go of threads."""
+        """Finish saving and stop the background threads."""
         self._manager.close()
 
 
@@ -101,7 +101,7 @@ def _accuracy(metrics: Any) -> float:
     return metrics["accuracy"]
 
 
-def _preserved(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
+def _preservation_policy(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
     policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
     if keep.keep_best:
         policies.append(

@@ -1,4 +1,4 @@
-"""AdamW with clipping, a schedule and a decay mask, from the config."""
+"""AdamW with gradient clipping, a learning-rate schedule and weight decay, from the config."""
 
 from typing import Any
 
@@ -6,10 +6,13 @@ import jax
 import optax
 
 from mugrpo_jax.config import OptimizerSection
+from mugrpo_jax.models import Model
 
 
-def make_optimizer(config: OptimizerSection, total_updates: int) -> optax.GradientTransformation:
-    """Clip by global norm, then AdamW; norms and biases are not decayed."""
+def make_optimizer(
+    config: OptimizerSection, total_updates: int, model: Model
+) -> optax.GradientTransformation:
+    """Clip by global norm, then AdamW; weights are decayed where the model declares it."""
     steps = []
     if config.grad_clip > 0:
         steps.append(optax.clip_by_global_norm(config.grad_clip))
@@ -20,14 +23,14 @@ def make_optimizer(config: OptimizerSection, total_updates: int) -> optax.Gradie
             b2=config.beta2,
             eps=config.eps,
             weight_decay=config.weight_decay,
-            mask=decay_mask,
+            mask=decay_mask(model),
         )
     )
     return optax.chain(*steps)
 
 
 def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> optax.Schedule:
-    """Linear warm-up, then constant, cosine to zero or linear to zero."""
+    """Linear warm-up; then constant, or a cosine or linear decay to zero."""
     peak, warmup = config.learning_rate, config.warmup_updates
     rest = max(total_updates - warmup, 1)
     after = {
@@ -40,8 +43,6 @@ def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> opta
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
 
 
-def decay_mask(params: Any) -> Any:
-    """True for matrices; vectors, even when stacked over layers, are not decayed."""
-    return jax.tree.map_with_path(
-        lambda path, _: not str(getattr(path[-1], "key", "")).endswith(("norm", "bias")), params
-    )
+def decay_mask(model: Model) -> Any:
+    """Which weights are decayed: a boolean for each, as the model declares it."""
+    return jax.tree.map(lambda weight: weight.decays, model.weights())

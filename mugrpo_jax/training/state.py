@@ -1,4 +1,4 @@
-"""Everything an update changes, as one pytree."""
+"""The training state: everything that an update changes, as one pytree."""
 
 import dataclasses
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from mugrpo_jax.models.sharding import param_sharding
+from mugrpo_jax.models import Model, param_sharding
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The training state; checkpoints hold it whole.
+    """The training state, all of which is stored in a checkpoint.
 
     Attributes:
       params: float32 master weights.
-      opt_state: of the optimizer, in the shapes of `params`.
-      updates: int32, optimizer updates tried so far.
-      skipped: int32, how many of them were skipped because the gradient was not finite.
-      anchor: the weights at the start of the stage, the behavior policy, for the drift; None if untracked.
-      previous: the last gradient, for the cosine of consecutive gradients; None if untracked.
+      opt_state: state of the optimizer; its moments have the shapes of `params`.
+      updates: int32, updates so far, including skipped ones.
+      skipped: int32, updates that were skipped because the gradient was not finite.
+      anchor: the weights at the start of the stage (the behavior policy), from which the drift is measured;
+        None if the drift is not tracked.
+      previous: the last gradient, for the cosine of consecutive gradients; None if the drift is not tracked.
     """
 
     params: Any
@@ -35,7 +35,7 @@ class TrainState:
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """A state at update 0."""
+    """The state before the first update."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -47,19 +47,12 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_dr
 
 
 def start_stage(state: TrainState) -> TrainState:
-    """The same state with the drift measured from here."""
+    """The same state at the start of a stage: the drift is measured from its weights."""
     if state.anchor is None:
         return state
     return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
 
 
-def state_sharding(mesh: Mesh, state: Any) -> Any:
-    """Shardings of a (possibly abstract) state: like the parameters, scalars on every device.
-
-    The optimizer's moments carry the parameters' names, so the same table shards them.
-    """
-    return jax.tree.map(
-        lambda leaf, sharding: sharding if leaf.ndim else NamedSharding(mesh, P()),
-        state,
-        param_sharding(mesh, state),
-    )
+def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
+    """Shardings of a (possibly abstract) state: moments like their parameters, scalars on every device."""
+    return param_sharding(mesh, model, state)

@@ -1,7 +1,8 @@
-"""The update step: gradients summed over micro-batches under one denominator, then one optimizer step.
+"""The update step: gradients are summed over micro-batches with one denominator, then the optimizer steps.
 
-Two jitted programs: `accumulate` runs once a micro-batch (one compilation per shape), `apply` once an
-update. Both donate what they replace.
+There are three jitted programs. `prepare` casts the weights and makes a zero gradient, `accumulate` runs once
+per micro-batch (one compilation per shape), and `apply` runs once per update. `accumulate` and `apply` donate
+the arrays that they replace.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from mugrpo_jax import objectives
-from mugrpo_jax.models import Packing, SharedPacking, cast, token_logprobs
+from mugrpo_jax.models import Model, Packing, SharedPacking, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
@@ -26,7 +27,7 @@ Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """How the loss is computed: static, so part of the compiled program."""
+    """How the loss is computed. The options are static: each set compiles its own program."""
 
     compute_dtype: str = "float32"
     temperature: float = 1.0
@@ -41,7 +42,7 @@ class UpdateStep:
 
     def __init__(
         self,
-        graphdef: Any,
+        model: Model,
         objective: Objective,
         optimizer: optax.GradientTransformation,
         mesh: Mesh,
@@ -50,11 +51,11 @@ class UpdateStep:
         state: TrainState,
         diagnose: bool = True,
     ) -> None:
-        """Build the programs; `state` may be abstract, only its shapes are read."""
+        """Build the programs; only the shapes of `state` are read, so it may be abstract."""
         self.mesh = mesh
-        # Named explicitly, so that what comes out of a program is exactly what goes into the next one.
-        shardings = state_sharding(mesh, state)
-        loss = functools.partial(_loss, graphdef, objective, options, diagnose)
+        # Explicit shardings, so that the output of one program has the input sharding of the next.
+        shardings = state_sharding(mesh, model, state)
+        loss = functools.partial(_loss, model, objective, options, diagnose)
         self.prepare = jax.jit(
             functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
             static_argnames="names",
@@ -72,7 +73,7 @@ class UpdateStep:
         self._names: tuple[str, ...] | None = None
 
     def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one update; metrics stay on the device until someone reads them."""
+        """Dispatch one update. The metrics are device arrays, so the caller does not wait for them."""
         gradient, metrics = self.gradient(state, update)
         state, applied = self.apply(state, gradient)
         return state, metrics | applied
@@ -88,21 +89,21 @@ class UpdateStep:
         return gradient, metrics
 
     def lower_accumulate(self, compute: Any, gradient: Any, batch: dict[str, Any]) -> Any:
-        """`accumulate` for abstract arguments, lowered: to compile it ahead of time."""
+        """Lower `accumulate` for abstract arguments, to compile it ahead of time."""
         with jax.set_mesh(self.mesh):
             names = jax.eval_shape(self._loss, compute, batch, np.float32(1))[1]
             metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
             return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1))
 
     def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
-        """What the loss reports, from its shapes alone."""
+        """The names of the metrics, found by tracing the loss without running it."""
         if self._names is None:
             shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1))[1]
             self._names = tuple(shapes)
         return self._names
 
     def place(self, batches: Iterable[MicroBatch]) -> Iterable[dict[str, jax.Array]]:
-        """Micro-batches on the devices, rows split over the data axes; each host hands over its own rows."""
+        """Copy micro-batches to the devices, rows split over the data axes; each host copies its own rows."""
         sharding = batch_sharding(self.mesh)
         for batch in batches:
             if sharding.is_fully_addressable:
@@ -115,7 +116,7 @@ class UpdateStep:
 
 
 def _loss(
-    graphdef: Any,
+    model: Model,
     objective: Objective,
     options: StepOptions,
     diagnose: bool,
@@ -128,7 +129,7 @@ def _loss(
         kind = SharedPacking if options.share_prompts else Packing
         packing = kind(batch["packed_from"], batch["padded_from"])
     logp, _ = token_logprobs(
-        graphdef,
+        model,
         params,
         batch["tokens"],
         packing=packing,
@@ -157,8 +158,10 @@ def _accumulate(
 
 
 def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, Any, objectives.Metrics]:
-    """Weights for the passes (cast before they are gathered: half the traffic), and where the sums start:
-    a zero gradient, and the metrics of no micro-batch."""
+    """Weights in the compute dtype, a zero gradient and the metrics of an empty sum.
+
+    The weights are cast before they are gathered, which halves the traffic of bfloat16.
+    """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
     metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}
     return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), metrics
@@ -169,7 +172,7 @@ def _apply(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
-    # A skipped update must leave no NaN behind: the optimizer sees zeros, and its result is thrown away.
+    # If the update is skipped, the optimizer gets zeros instead of NaN, and its result is discarded.
     safe = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), gradient)
     changes, opt_state = optimizer.update(safe, state.opt_state, state.params)
     changes = jax.tree.map(lambda c: jnp.where(finite, c, 0.0), changes)
@@ -180,7 +183,7 @@ def _apply(
     if state.anchor is not None:
         moved = jax.tree.map(jnp.subtract, params, state.anchor)
         metrics["drift"] = optax.tree.norm(moved)
-        metrics["gradient_cosine"] = _cosine(safe, previous)
+        metrics["gradient_cosine"] = objectives.gradient_cosine(previous, safe)
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
     new = TrainState(
         params=params,
@@ -192,9 +195,3 @@ def _apply(
     )
     metrics["skipped"] = new.skipped
     return new, metrics
-
-
-def _cosine(a: Any, b: Any) -> jax.Array:
-    # Not `vdot`: it flattens its arguments, which gathers them on every device.
-    dot = sum((x * y).sum() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
-    return dot / jnp.maximum(optax.tree.norm(a) * optax.tree.norm(b), 1e-30)

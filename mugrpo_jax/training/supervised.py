@@ -1,4 +1,4 @@
-"""Warm start: supervised training on worked solutions with the same update step."""
+"""Warm start: cross-entropy and batches for supervised training on worked solutions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ def cross_entropy(
     *,
     denominator: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean negative log-likelihood of the solution's tokens, with the signature of an objective."""
+    """Mean negative log-likelihood of the solution tokens. It has the signature of an objective."""
     del behavior_logp, advantages
     valid = mask != 0
     return -jnp.where(valid, logp, 0.0).sum() / denominator, {"tokens": valid.sum()}
@@ -32,9 +32,9 @@ def solution_updates(
     seed: int,
     start: int = 0,
 ) -> Iterator[Update]:
-    """Endless updates over `(prompt, solution)` token pairs, reshuffled in every pass.
+    """An endless stream of updates over `(prompt, solution)` token pairs, shuffled anew in each pass.
 
-    Update `i` depends on `seed` and `i` alone, so a run can resume at any `start`.
+    Update `i` depends only on `seed` and `i`, so a run can resume at any `start`.
     """
     rows_per_update = min(rows_per_update, len(rows))
     per_epoch = len(rows) // rows_per_update

@@ -291,7 +291,7 @@ def test_transformers_loads_an_exported_model(run, tmp_path, command):
     assert tokens == ours.tokenizer.encode("12+34=", start=True)
     with torch.no_grad():
         expected = theirs(torch.tensor([tokens])).logits[0].numpy()
-    found = models.logits(ours.graphdef, ours.params, np.array([tokens]))[0]
+    found = models.logits(ours.model, ours.params, np.array([tokens]))[0]
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 

@@ -123,7 +123,7 @@ def by_hand(config, folder, monkeypatch):
     opt_state = optimizer.init(params)
 
     def log_probs(params, tokens):
-        logits = models.logits(setup.graphdef, params, tokens)
+        logits = models.logits(setup.model, params, tokens)
         return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
 
     @jax.jit

@@ -26,14 +26,14 @@ FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 
 def make(config: ModelConfig, seed: int = 0):
     """A model whose weights are far from their initial near-zero values, so that every part matters."""
-    graphdef, params = models.create(config, seed=seed)
+    model, params = models.create(config, seed=seed)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     noisy = [
         leaf * 4 + 0.05 * jax.random.normal(key, leaf.shape) if leaf.ndim > 1 else leaf
         for key, leaf in zip(keys, leaves)
     ]
-    return graphdef, jax.tree.unflatten(tree, noisy)
+    return model, jax.tree.unflatten(tree, noisy)
 
 
 def tokens(rows: int = 4, length: int = 19, vocab: int = 48, seed: int = 0) -> jax.Array:
@@ -47,24 +47,24 @@ def scaled_difference(a, b) -> float:
     return max(jax.tree.leaves(differences))
 
 
-def weighted(graphdef, tokens, *, entropy=True, **options):
+def weighted(model, tokens, *, entropy=True, **options):
     """A scalar of all log-probs (and entropies), to differentiate."""
     weights = jax.random.normal(jax.random.key(7), (2, *tokens.shape))
 
     def value(params):
-        logp, ent = models.token_logprobs(graphdef, params, tokens, entropy=entropy, **options)
+        logp, ent = models.token_logprobs(model, params, tokens, entropy=entropy, **options)
         total = (logp * weights[0]).sum()
         return total + (ent * weights[1]).sum() if entropy else total
 
     return value
 
 
-def full_logits_value(graphdef, tokens, *, temperature=1.0):
+def full_logits_value(model, tokens, *, temperature=1.0):
     """The same scalar as `weighted`, from full logits and autodiff."""
     weights = jax.random.normal(jax.random.key(7), (2, *tokens.shape))
 
     def value(params):
-        logp = jax.nn.log_softmax(models.logits(graphdef, params, tokens) / temperature)[:, :-1]
+        logp = jax.nn.log_softmax(models.logits(model, params, tokens) / temperature)[:, :-1]
         picked = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
         entropy = -(jnp.exp(logp) * logp).sum(-1)
         return (picked * weights[0, :, 1:]).sum() + (entropy * weights[1, :, 1:]).sum()

@@ -15,8 +15,8 @@ from mugrpo_jax.models.rope import rotation
 @pytest.fixture(scope="module", params=cases.FAMILIES)
 def family(request):
     config = cases.FAMILIES[request.param]
-    graphdef, params = cases.make(config)
-    return config, graphdef, params
+    model, params = cases.make(config)
+    return config, model, params
 
 
 def test_parameter_count_is_that_of_the_tree(family):
@@ -25,24 +25,24 @@ def test_parameter_count_is_that_of_the_tree(family):
 
 
 def test_abstract_parameters_have_the_shapes_of_real_ones(family):
-    config, graphdef, params = family
+    config, model, params = family
     static, abstract = models.abstract(config, dtype=jnp.bfloat16)
-    assert static == graphdef
+    assert static == model
     assert jax.tree.map(jnp.shape, abstract) == jax.tree.map(jnp.shape, params)
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract)} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.fixture(scope="module")
 def scanned():
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     tokens = cases.tokens()
-    return graphdef, params, tokens, jax.jit(jax.value_and_grad(cases.weighted(graphdef, tokens)))(params)
+    return model, params, tokens, jax.jit(jax.value_and_grad(cases.weighted(model, tokens)))(params)
 
 
 @pytest.mark.parametrize("options", [{"scan": False}, {"remat": "dots"}, {"remat": "full"}], ids=str)
 def test_layer_layout_and_remat_do_not_change_the_gradient(scanned, options):
-    graphdef, params, tokens, expected = scanned
-    found = jax.jit(jax.value_and_grad(cases.weighted(graphdef, tokens, **options)))(params)
+    model, params, tokens, expected = scanned
+    found = jax.jit(jax.value_and_grad(cases.weighted(model, tokens, **options)))(params)
     assert cases.scaled_difference(expected, found) < 2e-5
 
 
@@ -59,29 +59,29 @@ def test_fused_projections_give_the_plain_layer():
 
 
 def test_padding_changes_nothing_for_the_rows_themselves(family):
-    _, graphdef, params = family
+    _, model, params = family
     tokens = cases.tokens(rows=3)
     lengths = [19, 7, 1]
     padded = jnp.stack([jnp.where(jnp.arange(19) < n, row, 0) for row, n in zip(tokens, lengths)])
-    together = models.hidden_states(graphdef, params, padded)
+    together = model.hidden(params, padded)
     for i, n in enumerate(lengths):
-        alone = models.hidden_states(graphdef, params, tokens[i : i + 1, :n])
+        alone = model.hidden(params, tokens[i : i + 1, :n])
         np.testing.assert_allclose(together[i, :n], alone[0], rtol=2e-4, atol=2e-5)
 
 
 def test_later_tokens_do_not_reach_back(family):
-    _, graphdef, params = family
+    _, model, params = family
     tokens = cases.tokens(rows=1)
     changed = tokens.at[0, 10].set((tokens[0, 10] + 1) % 48)
-    before, after = (models.hidden_states(graphdef, params, t)[0] for t in (tokens, changed))
+    before, after = (model.hidden(params, t)[0] for t in (tokens, changed))
     np.testing.assert_array_equal(before[:10], after[:10])
     assert np.abs(before[10:] - after[10:]).max() > 1e-3
 
 
 def test_an_unknown_remat_policy_is_refused():
-    graphdef, params = cases.make(cases.LLAMA)
+    model, params = cases.make(cases.LLAMA)
     with pytest.raises(ValueError, match="remat: unknown policy 'some'; possible: none, dots, full"):
-        models.hidden_states(graphdef, params, cases.tokens(), remat="some")
+        model.hidden(params, cases.tokens(), remat="some")
 
 
 HF = configs.to_hf(cases.LLAMA)

@@ -12,21 +12,21 @@ from mugrpo_jax.models import logprobs
 
 @pytest.mark.parametrize(("chunk", "temperature"), [(1000, 1.0), (13, 0.7)])
 def test_chunks_give_the_value_and_gradient_of_full_logits(chunk, temperature):
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     tokens = cases.tokens()
-    chunked = cases.weighted(graphdef, tokens, chunk=chunk, temperature=temperature)
+    chunked = cases.weighted(model, tokens, chunk=chunk, temperature=temperature)
     found = jax.jit(jax.value_and_grad(chunked))(params)
-    exact = jax.jit(jax.value_and_grad(cases.full_logits_value(graphdef, tokens, temperature=temperature)))(
+    exact = jax.jit(jax.value_and_grad(cases.full_logits_value(model, tokens, temperature=temperature)))(
         params
     )
     assert cases.scaled_difference(exact, found) < 3e-5
 
 
 def test_the_first_token_has_no_logprob_and_the_rest_are_aligned():
-    graphdef, params = cases.make(cases.LLAMA)
+    model, params = cases.make(cases.LLAMA)
     tokens = cases.tokens(rows=2, length=5)
-    logp, entropy = models.token_logprobs(graphdef, params, tokens)
-    full = jax.nn.log_softmax(models.logits(graphdef, params, tokens))
+    logp, entropy = models.token_logprobs(model, params, tokens)
+    full = jax.nn.log_softmax(models.logits(model, params, tokens))
     assert entropy is None
     assert logp.dtype == jnp.float32
     np.testing.assert_array_equal(logp[:, 0], 0)

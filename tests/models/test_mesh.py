@@ -17,34 +17,34 @@ MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)]
 
 @pytest.fixture(scope="module")
 def single():
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     tokens = cases.tokens(rows=8)
     return (
-        graphdef,
+        model,
         params,
         tokens,
-        jax.jit(jax.value_and_grad(cases.weighted(graphdef, tokens, chunk=11)))(params),
+        jax.jit(jax.value_and_grad(cases.weighted(model, tokens, chunk=11)))(params),
     )
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_sharded_value_and_gradient_are_those_of_one_device(single, shape):
-    graphdef, params, tokens, expected = single
+    model, params, tokens, expected = single
     data, fsdp, tensor = shape
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
     models.check_mesh(cases.QWEN2, mesh)
-    sharded = jax.device_put(params, models.param_sharding(mesh, params))
+    sharded = jax.device_put(params, models.param_sharding(mesh, model, params))
     rows = jax.device_put(tokens, NamedSharding(mesh, P(("data", "fsdp"))))
     with jax.set_mesh(mesh):
-        value = lambda params, rows: cases.weighted(graphdef, rows, chunk=11)(params)  # noqa: E731
+        value = lambda params, rows: cases.weighted(model, rows, chunk=11)(params)  # noqa: E731
         found = jax.jit(jax.value_and_grad(value))(sharded, rows)
     assert cases.scaled_difference(expected, found) < 5e-5
 
 
 def test_parameters_are_split_over_fsdp_and_tensor():
     mesh = models.make_mesh(data=1, fsdp=4, tensor=2)
-    _, params = models.abstract(cases.LLAMA)
-    shardings = models.param_sharding(mesh, params)
+    model, params = models.abstract(cases.LLAMA)
+    shardings = models.param_sharding(mesh, model, params)
     shapes = jax.tree.map(lambda leaf, s: s.shard_shape(leaf.shape), params, shardings)
     assert shapes["layers"]["q"] == (2, 32 // 4, 32 // 2)
     assert shapes["layers"]["down"] == (2, 40 // 2, 32 // 4)
@@ -86,9 +86,9 @@ def test_attention_back_ends_are_refused_by_name():
 
 def instructions(layers: int, scan: bool) -> int:
     """Of the compiled gradient: what the compiler has to do, without a clock."""
-    graphdef, params = models.abstract(dataclasses.replace(cases.LLAMA, num_layers=layers))
+    model, params = models.abstract(dataclasses.replace(cases.LLAMA, num_layers=layers))
     tokens = np.zeros((2, 16), np.int32)
-    program = jax.jit(jax.grad(cases.weighted(graphdef, tokens, scan=scan))).lower(params).compile()
+    program = jax.jit(jax.grad(cases.weighted(model, tokens, scan=scan))).lower(params).compile()
     return program.as_text().count(" = ")
 
 

@@ -17,14 +17,14 @@ LENGTHS = np.array([19, 7, 1, 12, 18, 3, 9, 0])
 WIDTH = 19
 
 
-def value(graphdef, options):
+def value(model, options):
     """A scalar of the log-probs of real tokens, to differentiate."""
     weights = jax.random.normal(jax.random.key(7), (len(LENGTHS), WIDTH))
     real = jnp.arange(WIDTH) < LENGTHS[:, None]
 
     def of(params, tokens, packing=None):
         logp, entropy = models.token_logprobs(
-            graphdef, params, tokens, packing=packing, entropy=True, chunk=11, **options
+            model, params, tokens, packing=packing, entropy=True, chunk=11, **options
         )
         return (jnp.where(real, logp + 0.3 * entropy, 0.0) * weights).sum()
 
@@ -41,29 +41,29 @@ def packed(groups, tokens_per_group):
     ("family", "options"), [("qwen2", {"scan": False}), ("llama", {"remat": "full"})], ids=str
 )
 def test_packed_rows_give_the_value_and_gradient_of_padded_rows(family, options):
-    graphdef, params = cases.make(cases.FAMILIES[family])
+    model, params = cases.make(cases.FAMILIES[family])
     rows, tokens, packing = packed(groups=2, tokens_per_group=41)
-    of = jax.jit(jax.value_and_grad(value(graphdef, options)))
+    of = jax.jit(jax.value_and_grad(value(model, options)))
     assert cases.scaled_difference(of(params, rows), of(params, tokens, packing)) < 5e-5
 
 
 def test_the_first_token_of_a_packed_row_has_no_logprob():
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     _, tokens, packing = packed(groups=1, tokens_per_group=80)
-    logp, _ = models.token_logprobs(graphdef, params, tokens, packing=packing)
+    logp, _ = models.token_logprobs(model, params, tokens, packing=packing)
     assert (np.asarray(logp)[:, 0] == 0).all() and (np.asarray(logp)[0, 1:] < 0).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 1), (1, 2, 2)], ids=str)
 def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(shape):
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     data, fsdp, tensor = shape
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[: np.prod(shape)])
     rows, tokens, packing = packed(groups=data * fsdp, tokens_per_group=40)
-    of = value(graphdef, {})
+    of = value(model, {})
     expected = jax.jit(jax.value_and_grad(of))(params, rows)
     batch = NamedSharding(mesh, P(("data", "fsdp")))
-    sharded = jax.device_put(params, models.param_sharding(mesh, params))
+    sharded = jax.device_put(params, models.param_sharding(mesh, model, params))
     with jax.set_mesh(mesh):
         program = jax.jit(jax.value_and_grad(of))
         inputs = sharded, *jax.device_put((tokens, packing), batch)
@@ -74,7 +74,7 @@ def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(s
 
 @pytest.mark.parametrize("shape", [None, (2, 2, 2)], ids=str)
 def test_log_probs_nobody_wants_are_left_out_and_the_others_stay_as_they_are(shape):
-    graphdef, params = cases.make(cases.QWEN2)
+    model, params = cases.make(cases.QWEN2)
     mesh = shape and models.make_mesh(data=shape[0], fsdp=shape[1], tensor=shape[2])
     _, tokens, packing = packed(groups=4, tokens_per_group=40)
     weights = jax.random.normal(jax.random.key(7), (len(LENGTHS), WIDTH))
@@ -83,7 +83,7 @@ def test_log_probs_nobody_wants_are_left_out_and_the_others_stay_as_they_are(sha
 
     def of(params, tokens, packing, wanted):
         logp, ent = models.token_logprobs(
-            graphdef, params, tokens, packing=packing, wanted=wanted, entropy=True, chunk=3
+            model, params, tokens, packing=packing, wanted=wanted, entropy=True, chunk=3
         )
         return (jnp.where(response, logp + 0.3 * ent, 0.0) * weights).sum(), logp
 
@@ -94,7 +94,7 @@ def test_log_probs_nobody_wants_are_left_out_and_the_others_stay_as_they_are(sha
         if mesh is not None:
             batch = NamedSharding(mesh, P(("data", "fsdp")))
             inputs = (
-                jax.device_put(params, models.param_sharding(mesh, params)),
+                jax.device_put(params, models.param_sharding(mesh, model, params)),
                 *jax.device_put(inputs[1:], batch),
             )
         (found, logp), found_gradient = program(*inputs)

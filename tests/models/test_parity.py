@@ -20,24 +20,24 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "make_parity_fixtures.py"
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def logits(graphdef, params, tokens):
-    return decoder.logits(graphdef, params, tokens)
+def logits(model, params, tokens):
+    return decoder.logits(model, params, tokens)
 
 
 def check(folder, reference):
     """Logits and greedy continuations of the checkpoint in `folder` are the reference's."""
-    graphdef, params = hf.load(folder, dtype=jnp.float32)
+    model, params = hf.load_huggingface(folder, dtype=jnp.float32)
     prompts, lengths, wanted = reference["prompts"], reference["lengths"], reference["continuations"]
     rows = np.arange(len(lengths))
     tokens = np.pad(prompts, ((0, 0), (0, wanted.shape[1])))
-    got = np.asarray(logits(graphdef, params, tokens))
+    got = np.asarray(logits(model, params, tokens))
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(got[row, :length], reference["logits"][row, :length], atol=1e-4, rtol=0)
     for step in range(wanted.shape[1]):
         at = lengths + step
-        tokens[rows, at] = np.asarray(logits(graphdef, params, tokens))[rows, at - 1].argmax(-1)
+        tokens[rows, at] = np.asarray(logits(model, params, tokens))[rows, at - 1].argmax(-1)
         np.testing.assert_array_equal(tokens[rows, at], wanted[:, step])
-    return graphdef, params
+    return model, params
 
 
 def test_every_family_has_a_fixture_and_they_are_small():
@@ -55,13 +55,13 @@ def test_every_family_has_a_fixture_and_they_are_small():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(family):
     reference = np.load(FIXTURES / family / "reference.npz", allow_pickle=False)
-    graphdef, params = check(FIXTURES / family, reference)
+    model, params = check(FIXTURES / family, reference)
     # Every weight matters by far more than the tolerance, so none can be ignored or misplaced unseen.
     tokens = np.pad(reference["prompts"], ((0, 0), (0, reference["continuations"].shape[1])))
-    before = logits(graphdef, params, tokens)
+    before = logits(model, params, tokens)
     for path, leaf in jax.tree.leaves_with_path(params):
         without = jax.tree.map_with_path(lambda p, x: x * 0 if p == path else x, params)  # noqa: B023
-        assert jnp.abs(logits(graphdef, without, tokens) - before).max() > 0.01, (path, leaf.shape)
+        assert jnp.abs(logits(model, without, tokens) - before).max() > 0.01, (path, leaf.shape)
 
 
 def test_rope_scaling_of_the_fixture_matters():
@@ -70,7 +70,7 @@ def test_rope_scaling_of_the_fixture_matters():
     config = read_hf(folder)
     assert config.rope_scaling is not None
     plain, _ = decoder.abstract(dataclasses.replace(config, rope_scaling=None))
-    _, params = hf.load(folder, dtype=jnp.float32)
+    _, params = hf.load_huggingface(folder, dtype=jnp.float32)
     gap = np.abs(np.asarray(logits(plain, params, reference["prompts"])) - reference["logits"])
     assert gap[2, 30:44].max() > 0.1
 
@@ -90,10 +90,10 @@ def test_new_random_checkpoints_agree_in_and_out(family, script, tmp_path):
     script.random_model(family, seed).save_pretrained(tmp_path / "theirs")
     reference = script.reference(tmp_path / "theirs", seed)
     check(tmp_path / "theirs", reference)
-    _, params = hf.load(tmp_path / "theirs")
+    _, params = hf.load_huggingface(tmp_path / "theirs")
     config = read_hf(tmp_path / "theirs")
     # Once with the original's config.json, once with one of our own making.
     for out, source in ((tmp_path / "copied", tmp_path / "theirs"), (tmp_path / "ours", None)):
-        hf.save(params, out, config=config, source=source)
+        hf.save_huggingface(params, out, config=config, source=source)
         again = script.prompt_logits(script.load(out), reference["prompts"])
         np.testing.assert_array_equal(again, reference["logits"])

@@ -145,7 +145,7 @@ def test_a_model_is_loaded_by_folder_and_exported_with_its_tokenizer(tmp_path):
     model = load_model(str(tmp_path / "a"), dtype=jnp.float32, mesh=make_mesh(fsdp=8))
     assert (model.config, model.source) == (config, tmp_path / "a")
     assert model.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")
-    hf.save(model.params, tmp_path / "b", config=config, source=model.source, dtype=jnp.bfloat16)
+    hf.save_huggingface(model.params, tmp_path / "b", config=config, source=model.source, dtype=jnp.bfloat16)
     again = load_model(tmp_path / "b")
     np.testing.assert_array_equal(again.params["embed"], params["embed"])
     assert again.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
+from mugrpo_jax.models.sharding import placed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
@@ -26,26 +27,18 @@ def mesh(request):
     return models.make_mesh(fsdp=len(devices) // 2, tensor=2, devices=devices)
 
 
-def sharded(tree, shardings):
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )
-
-
 def test_forward_and_gradient_compile_with_splash_attention(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
-    shardings = models.param_sharding(mesh, params)
+    model, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
+    shardings = models.param_sharding(mesh, model, params)
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     tokens = jax.ShapeDtypeStruct((rows, 1024), jnp.int32, sharding=NamedSharding(mesh, P(("data", "fsdp"))))
 
     def loss(params, tokens):
-        return models.token_logprobs(graphdef, params, tokens, remat="full")[0].sum()
+        return models.token_logprobs(model, params, tokens, remat="full")[0].sum()
 
     with jax.set_mesh(mesh):
         gradient = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings))
-        compiled = gradient.lower(sharded(params, shardings), tokens).compile()
+        compiled = gradient.lower(placed(params, shardings), tokens).compile()
     memory = compiled.memory_analysis()
     weights = QWEN_7B.num_params * 2 / mesh.size
     assert "splash" in compiled.as_text()
@@ -55,12 +48,12 @@ def test_forward_and_gradient_compile_with_splash_attention(mesh):
 
 
 def test_decode_step_compiles(mesh):
-    graphdef, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
+    model, params = models.abstract(QWEN_7B, dtype=jnp.bfloat16)
     ready = jax.eval_shape(models.decode_params, params)
     # As the sampler holds them: split over `tensor` alone, so that no step gathers weights.
     whole = jax.tree.map(
         lambda s: NamedSharding(mesh, P(*(axis if axis == "tensor" else None for axis in s.spec))),
-        models.param_sharding(mesh, params),
+        models.param_sharding(mesh, model, params),
     )
     layer = {name: NamedSharding(mesh, P(*s.spec[1:])) for name, s in whole["layers"].items()}
     shardings = whole | {"layers": [layer] * QWEN_7B.num_layers}
@@ -71,13 +64,13 @@ def test_decode_step_compiles(mesh):
     cache_shardings = jax.tree.map(lambda leaf: by_head if leaf.ndim == 4 else by_row, cache)
     with jax.set_mesh(mesh):
         step = jax.jit(
-            lambda params, cache, tokens: models.decode_step(graphdef, params, cache, tokens, read=1024),
+            lambda params, cache, tokens: models.decode_step(model, params, cache, tokens, read=1024),
             donate_argnums=1,
             out_shardings=(None, cache_shardings),
         )
         compiled = step.lower(
-            sharded(ready, shardings),
-            sharded(cache, cache_shardings),
+            placed(ready, shardings),
+            placed(cache, cache_shardings),
             jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=by_row),
         ).compile()
     memory = compiled.memory_analysis()

@@ -34,14 +34,14 @@ TOKENIZER = CharTokenizer("0123456789+-*/=() \nabcdefghijklmnopqrstuvwxyz")
 
 def random_params(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Any, Any]:
     """Every weight random: norms are not ones and biases not zeros, so that none can be left out unseen."""
-    graphdef, shapes = decoder.abstract(config)
+    model, shapes = decoder.abstract(config)
     rng = np.random.default_rng(seed)
 
     def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
         centre = 1.0 if "norm" in path[-1].key else 0.0
         return jnp.asarray(centre + 0.2 * rng.standard_normal(leaf.shape, np.float32), dtype)
 
-    return graphdef, jax.tree.map_with_path(draw, shapes)
+    return model, jax.tree.map_with_path(draw, shapes)
 
 
 def write(
@@ -53,7 +53,7 @@ def write(
     tokenizer: Tokenizer | None = TOKENIZER,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Save a random checkpoint and return its `(graphdef, params)`."""
-    graphdef, params = random_params(config, seed=seed, dtype=dtype)
-    hf.save(params, folder, config=config, tokenizer=tokenizer, **options)
-    return graphdef, params
+    """Save a random checkpoint and return its `(model, params)`."""
+    model, params = random_params(config, seed=seed, dtype=dtype)
+    hf.save_huggingface(params, folder, config=config, tokenizer=tokenizer, **options)
+    return model, params

@@ -118,8 +118,8 @@ def test_logits_left_to_the_partitioner_are_noticed(sharded, monkeypatch):
 def test_a_model_gathered_before_its_layers_is_noticed(sharded, monkeypatch):
     right = training_step.token_logprobs
 
-    def whole(graphdef, params, *arguments, **options):
-        return right(graphdef, jax.lax.with_sharding_constraint(params, P()), *arguments, **options)
+    def whole(model, params, *arguments, **options):
+        return right(model, jax.lax.with_sharding_constraint(params, P()), *arguments, **options)
 
     monkeypatch.setattr(training_step, "token_logprobs", whole)
     found = complaints(exchanges(sharded, "gradient"), sharded)
@@ -129,8 +129,8 @@ def test_a_model_gathered_before_its_layers_is_noticed(sharded, monkeypatch):
 def test_optimizer_state_on_every_device_is_noticed(sharded, monkeypatch):
     right = planned.training.state_sharding
 
-    def replicated(mesh, state):
-        shardings = right(mesh, state)
+    def replicated(mesh, model, state):
+        shardings = right(mesh, model, state)
         everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), shardings.opt_state)
         return type(state)(**{**vars(shardings), "opt_state": everywhere})
 

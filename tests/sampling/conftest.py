@@ -22,8 +22,8 @@ CONFIG = ModelConfig(
 
 @pytest.fixture(scope="session")
 def model():
-    graphdef, params = create(CONFIG, seed=1)
-    return graphdef, jax.tree.map(lambda x: 3 * x, params)
+    model, params = create(CONFIG, seed=1)
+    return model, jax.tree.map(lambda x: 3 * x, params)
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def split_up(requests):
 def test_stored_logprobs_are_the_training_forward_pass(sampler, model, temperature):
     request = Request([5, 9, 2, 44], request_seeds(1, samples=6), 60, temperature=temperature)
     responses = list(sampler.run([request]))
-    forward = jax.jit(token_logprobs, static_argnames=("graphdef", "temperature"))
+    forward = jax.jit(token_logprobs, static_argnames=("model", "temperature"))
     taught, _ = forward(*model, padded(responses), temperature=temperature or 1.0)
     for row, r in zip(np.asarray(taught), responses):
         np.testing.assert_allclose(r.logprobs, row[4 : 4 + len(r.tokens)], atol=1e-5, rtol=0)
@@ -57,7 +57,7 @@ def test_stored_logprobs_are_the_training_forward_pass(sampler, model, temperatu
 
 def test_stored_logprobs_are_those_of_the_truncated_distribution(sampler, model, mixed):
     responses = list(sampler.run(mixed))
-    full = jax.jit(logits, static_argnames="graphdef")(*model, padded(responses))
+    full = jax.jit(logits, static_argnames="model")(*model, padded(responses))
     kinds = [mixed[r.index] for r in responses]
     columns = [
         np.array([[getattr(kind, name)] for kind in kinds], kind_dtype).repeat(full.shape[1], 1)
@@ -399,9 +399,9 @@ def test_a_run_ends_with_a_word_when_its_sampler_is_closed(model, plan):
 
 
 def test_the_callers_weights_stay(model, plan):
-    graphdef, params = model
+    model, params = model
     keeps = [weakref.ref(x) for x in jax.tree.leaves(params)]
-    with Sampler(graphdef, params, plan()):
+    with Sampler(model, params, plan()):
         pass
     assert all(not keep().is_deleted() for keep in keeps)
 

@@ -18,7 +18,7 @@ FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())
 def test_greedy_responses_are_those_of_transformers(family):
     reference = np.load(FIXTURES / family / "reference.npz", allow_pickle=False)
     wanted, lengths = reference["continuations"], reference["lengths"]
-    graphdef, params = hf.load(FIXTURES / family, dtype=jnp.float32)
+    model, params = hf.load_huggingface(FIXTURES / family, dtype=jnp.float32)
     steps = wanted.shape[1]
     plan = plan_sampler(
         read_hf(FIXTURES / family),
@@ -31,7 +31,7 @@ def test_greedy_responses_are_those_of_transformers(family):
         Request(prompt[:length], [0], steps, temperature=0.0, index=i)
         for i, (prompt, length) in enumerate(zip(reference["prompts"], lengths))
     ]
-    with Sampler(graphdef, params, plan) as sampler:
+    with Sampler(model, params, plan) as sampler:
         responses = list(sampler.run(requests))
     assert len(responses) == len(wanted)
     for response in responses:

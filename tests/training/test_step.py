@@ -56,20 +56,20 @@ def setup(shape=(1, 1, 1), objective="mu_grpo", share=False):
     data, fsdp, tensor = shape
     devices = jax.devices()[: data * fsdp * tensor]
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
-    graphdef, params = models.create(MODEL)
-    optimizer = training.make_optimizer(SETTINGS, 10)
+    model, params = models.create(MODEL)
+    optimizer = training.make_optimizer(SETTINGS, 10, model)
     with jax.set_mesh(mesh):
         state = training.init_state(params, optimizer, track_drift=True)
-        state = jax.device_put(state, training.state_sharding(mesh, state))
+        state = jax.device_put(state, training.state_sharding(mesh, model, state))
         step = training.UpdateStep(
-            graphdef,
+            model,
             objectives.ObjectiveConfig(objective).build(),
             optimizer,
             mesh,
             training.StepOptions(share_prompts=share),
             state=state,
         )
-    return graphdef, step, state
+    return model, step, state
 
 
 def copy(state):
@@ -101,11 +101,11 @@ def unpacked(batch):
     return rows
 
 
-def plain_gradient(graphdef, params, batch):
+def plain_gradient(model, params, batch):
     """One padded batch, full logits, autodiff: nothing of the update step is used."""
 
     def loss(params):
-        logp = jax.nn.log_softmax(models.logits(graphdef, params, batch["tokens"]))[:, :-1]
+        logp = jax.nn.log_softmax(models.logits(model, params, batch["tokens"]))[:, :-1]
         logp = jnp.take_along_axis(logp, batch["tokens"][:, 1:, None], axis=2)[..., 0]
         logp = jnp.pad(logp, ((0, 0), (1, 0)))
         return objectives.mu_grpo(logp, batch["behavior_logp"], batch["advantages"], batch["mask"])[0]
@@ -114,12 +114,12 @@ def plain_gradient(graphdef, params, batch):
 
 
 def test_bucketed_micro_batches_give_the_gradient_of_one_padded_batch():
-    graphdef, step, state = setup()
+    model, step, state = setup()
     small = update(512)
     assert len(small.micro_batches) > 2
     assert len({b["tokens"].shape for b in small.micro_batches}) > 1
     found, metrics = step.gradient(state, small)
-    exact = plain_gradient(graphdef, state.params, padded(small))
+    exact = plain_gradient(model, state.params, padded(small))
     scale = float(optax.tree.norm(exact))
     assert difference(found, exact) < 1e-6 * max(scale, 1)
     whole, whole_metrics = step.gradient(state, update(100_000, unit=64))
@@ -177,13 +177,13 @@ def test_an_update_without_any_signal_is_an_update_with_a_gradient_of_zero(how):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_prompts_computed_once_for_all_their_responses_give_the_same_gradient(shape):
-    graphdef, step, state = setup(shape, share=True)
+    model, step, state = setup(shape, share=True)
     devices = shape[0] * shape[1]
     shared, apart = update(2048, 64, devices, share=True), update(2048, 64, devices)
     packed, rows = (sum((b["tokens"] != 0).sum() for b in u.micro_batches) for u in (shared, apart))
     assert packed < 0.95 * rows  # prompts of 5 tokens, of which 4 are shared by 4 responses
     found, metrics = step.gradient(state, shared)
-    exact = plain_gradient(graphdef, jax.device_get(state.params), padded(apart))
+    exact = plain_gradient(model, jax.device_get(state.params), padded(apart))
     assert difference(found, exact) < 1e-6 * max(float(optax.tree.norm(exact)), 1)
     assert metrics["tokens"] == sum(b["mask"].sum() for b in apart.micro_batches)
 
@@ -207,15 +207,13 @@ def test_any_mesh_gives_the_parameters_of_one_device(shape):
 
 
 def test_two_updates_are_those_of_a_plain_optax_loop():
-    graphdef, step, state = setup()
+    model, step, state = setup()
     batch = update(512)
-    optimizer = training.make_optimizer(SETTINGS, 10)
+    optimizer = training.make_optimizer(SETTINGS, 10, model)
     params, opt_state = state.params, optimizer.init(state.params)
     found = copy(state)
     for _ in range(2):
-        changes, opt_state = optimizer.update(
-            plain_gradient(graphdef, params, padded(batch)), opt_state, params
-        )
+        changes, opt_state = optimizer.update(plain_gradient(model, params, padded(batch)), opt_state, params)
         params = optax.apply_updates(params, changes)
         found, _ = step(found, batch)
     assert difference(found.params, params) < 5e-5  # Adam divides by the size of tiny gradients
@@ -265,12 +263,50 @@ def test_drift_is_measured_from_the_start_of_the_stage_and_cosine_between_gradie
 
 
 def test_norms_and_biases_are_not_decayed():
-    _, params = models.create(MODEL)
-    mask = training.optimizer.decay_mask(params)
+    mask = training.optimizer.decay_mask(models.Decoder(MODEL))
     assert mask["layers"]["q"]
     assert mask["embed"]
     assert not mask["norm"]
     assert not mask["layers"]["attn_norm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigram:
+    """A model of a user: the next token depends on the last one alone, so packing changes nothing."""
+
+    width: int = 16
+
+    def weights(self):
+        return {
+            "table": models.Weight((48, self.width), ("vocab", "embed"), decays=True, std=0.5),
+            "mix": {"inner": models.Weight((self.width, 32), ("embed", "mlp"), decays=False, std=0.5)},
+            "out": models.Weight((48, 32), (None, None), decays=True, std=0.5),
+        }
+
+    def hidden(self, params, tokens, *, packing=None, remat="none", scan=True, backend="auto"):
+        return jnp.tanh(params["table"][tokens] @ params["mix"]["inner"])
+
+    def head_matrix(self, params):
+        return params["out"]
+
+
+def test_a_model_of_ones_own_trains_by_its_three_methods():
+    model = Bigram()
+    params = models.random_params(model)
+    optimizer = training.make_optimizer(SETTINGS, 10, model)
+    mesh = models.make_mesh(data=2, fsdp=2, tensor=2)
+    with jax.set_mesh(mesh):
+        state = training.init_state(params, optimizer, track_drift=True)
+        state = jax.device_put(state, training.state_sharding(mesh, model, state))
+        options = training.StepOptions()
+        step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    batch = update(512, multiple=4)
+    found, _ = step.gradient(state, batch)
+    exact = plain_gradient(model, params, padded(batch))
+    assert difference(found, exact) < 1e-6 * max(float(optax.tree.norm(exact)), 1)
+    state, _ = step(state, batch)
+    assert state.opt_state[1][0].mu["mix"]["inner"].sharding.shard_shape((16, 32)) == (8, 16)
+    assert training.optimizer.decay_mask(model) == {"table": True, "mix": {"inner": False}, "out": True}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])

@@ -1,1 +1,1 @@
-"""Models in and out: Hugging Face folders, safetensors, GGUF, known names."""
+"""Load and save models: Hugging Face folders, safetensors, GGUF, models by name."""

@@ -1,7 +1,7 @@
-"""GGUF files in: weights, shape, tokenizer and chat template of a Llama-architecture model from one file.
+"""GGUF files: weights, shape, tokenizer and chat template of a Llama-architecture model from one file.
 
-Read with the `gguf` package (NumPy only). Quantised weights are dequantised while they are read; the rows of
-the query and key matrices, which llama.cpp interleaves for its own rotary layout, are put back in order.
+The `gguf` package (NumPy only) reads the file. Quantised weights are dequantised while they are read.
+llama.cpp interleaves the rows of query and key matrices for its rotary layout; they are put back in order.
 """
 
 import dataclasses
@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mugrpo_jax.models.config import ModelConfig, RopeScaling
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
-from mugrpo_jax.models.io.safetensors_file import Stored
+from mugrpo_jax.models.io.safetensors_file import LazyTensor
+from mugrpo_jax.models.model import Params
 from mugrpo_jax.models.rope import frequencies
 from mugrpo_jax.models.tokenizer import HFTokenizer, fast_tokenizer
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 _FLOATS = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-_TOP = {
+_TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER = {
+_LAYER_NAMES = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
     "attn_k.weight": "self_attn.k_proj.weight",
@@ -44,7 +45,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GGUFFile:
-    """An open GGUF file, its header checked.
+    """An open GGUF file whose header has been checked.
 
     Attributes:
       config: the model's shape.
@@ -62,14 +63,16 @@ class GGUFFile:
                     f"supported: {', '.join(_TYPES)}"
                 )
 
-    def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Any, Params]:
-        """Weights as `(graphdef, params)`; `dtype` None keeps F16 and BF16 files and makes others float32."""
+    def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Decoder, Params]:
+        """Weights as `(model, params)`; `dtype` None keeps F16 and BF16; all other types become float32."""
         if dtype is None:
             matrices = {t.tensor_type.name for t in self._tensors.values() if len(t.shape) == 2}
             kind = matrices.pop() if len(matrices) == 1 else "F32"
             dtype = _FLOATS.get(kind, np.dtype(np.float32))
-        stored = {self._hf_name(name): self._stored(name) for name in self._tensors if name != _ROPE_FACTORS}
-        return huggingface.assemble(self.config, stored, source=str(self.path), dtype=dtype, mesh=mesh)
+        tensors = {self._hf_name(name): self._tensor(name) for name in self._tensors if name != _ROPE_FACTORS}
+        return huggingface.params_from_tensors(
+            self.config, tensors, source=str(self.path), dtype=dtype, mesh=mesh
+        )
 
     def tokenizer(self) -> HFTokenizer:
         """The byte-pair tokenizer of the file, with its chat template and stop tokens."""
@@ -121,7 +124,7 @@ class GGUFFile:
         if normalizer is not None:
             backend.normalizer = normalizer
         backend.decoder = decoders.ByteLevel()
-        # llama.cpp's token types: 3 is a control token, 4 one the user added.
+        # Token types of llama.cpp: 3 is a control token, 4 is a token that a user added.
         kinds = self._field("tokenizer.ggml.token_type")
         backend.add_tokens(
             [
@@ -183,7 +186,7 @@ class GGUFFile:
         return self._with_rope_factors(config) if _ROPE_FACTORS in self._tensors else config
 
     def _with_rope_factors(self, config: ModelConfig) -> ModelConfig:
-        """Name the scaling rule whose result the file stores, one factor per rotated pair."""
+        """Find the scaling rule; the file stores only its result, one factor per rotated pair."""
         factors = np.asarray(self._tensors[_ROPE_FACTORS].data, np.float32)
         rule = RopeScaling(
             factor=_decimal(factors.max()),
@@ -198,14 +201,14 @@ class GGUFFile:
         return scaled
 
     def _hf_name(self, name: str) -> str:
-        if name in _TOP:
-            return _TOP[name]
+        if name in _TOP_NAMES:
+            return _TOP_NAMES[name]
         parts = name.split(".", 2)
-        if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER:
-            return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}"
-        return name  # unknown; refused, under the name it has in the file, where the tensors are assembled
+        if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+            return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}"
+        return name  # unknown: `params_from_tensors` refuses it under its name in the file
 
-    def _stored(self, name: str) -> Stored:
+    def _tensor(self, name: str) -> LazyTensor:
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
@@ -217,7 +220,7 @@ class GGUFFile:
             array = dequantize(tensor.data, tensor.tensor_type)
             return array if heads is None else _restore_rows(array, heads)
 
-        return Stored(str(self.path), tuple(map(int, reversed(tensor.shape))), np.dtype(np.float32), read)
+        return LazyTensor(str(self.path), tuple(map(int, reversed(tensor.shape))), np.dtype(np.float32), read)
 
 
 def _open(path: Path) -> "gguf.GGUFReader":
@@ -229,13 +232,13 @@ def _open(path: Path) -> "gguf.GGUFReader":
         raise ValueError(f"{path}: not found")
 
     class Reader(gguf.GGUFReader):
-        """Refuses to read past the end, where the base class would loop over empty arrays."""
+        """Refuses to read past the end of the file; the base class would loop over empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"data is needed beyond its {len(self.data)} bytes")
-            if isinstance(self.data, np.memmap):  # slices of a plain view are made much faster
-                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]  # a memmap is one
+            if isinstance(self.data, np.memmap):  # slicing a plain array is much faster
+                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
             return super()._get(offset, dtype, count, override_order)
 
     try:
@@ -245,18 +248,19 @@ def _open(path: Path) -> "gguf.GGUFReader":
 
 
 def _decimal(value: Any) -> float:
-    """The number somebody wrote before it was stored in float32: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal number with this float32 value: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
 def _restore_rows(array: np.ndarray, heads: int) -> np.ndarray:
-    """From llama.cpp's order, where rotated pairs are neighbours, to halves of each head `[out, in]`."""
+    """Reorder the rows of a matrix `[out, in]`: llama.cpp puts rotated pairs side by side, we put them in
+    the two halves of each head."""
     rows, columns = array.shape
     return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def _pre_tokenizers() -> dict[str, tuple[Any, Any, bool]]:
-    """llama.cpp's name -> how text is cut before merging, its normalisation, whole words before merges."""
+    """llama.cpp's name -> how text is split before merging, normaliser, whether whole words skip merging."""
     from tokenizers import Regex, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 

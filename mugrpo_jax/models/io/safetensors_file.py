@@ -1,8 +1,7 @@
-"""Safetensors files without torch: headers checked first, tensors read and written one at a time.
+"""Safetensors files: headers are checked first, tensors are read and written one at a time.
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, byte range), then the bytes.
-NumPy has no bfloat16 of its own, so the `safetensors` package cannot hand it out without torch; a memory map
-with `ml_dtypes` can.
+This module reads it itself because the `safetensors` package returns bfloat16 only as torch tensors.
 """
 
 import dataclasses
@@ -17,21 +16,33 @@ import numpy as np
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_HEADER_LIMIT = 100_000_000  # the format's own limit; a larger number means the file is something else
+_HEADER_LIMIT = 100_000_000  # set by the format; a larger number means that this is another kind of file
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """A tensor of a file that has not been read: where it lies, what it looks like, how to get it."""
+class LazyTensor:
+    """A tensor whose data is fetched only when `read` is called.
 
-    where: str
+    Attributes:
+      origin: where it comes from, for error messages.
+      shape: sizes of its axes.
+      dtype: type of its numbers.
+      read: returns the data.
+    """
+
+    origin: str
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
 
+    @property
+    def nbytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
-def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, after checking that each lies inside it; reads no data."""
+
+def tensors_in_file(path: Path) -> dict[str, LazyTensor]:
+    """The tensors of a safetensors file by name. Only the header is read, and every byte range is checked."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -45,10 +56,10 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise ValueError(f"{path}: not a safetensors file (its header is not a table of tensors)")
     header.pop("__metadata__", None)
     start = 8 + length
-    return {name: _entry(path, name, entry, start, size - start) for name, entry in header.items()}
+    return {name: _tensor(path, name, entry, start, size - start) for name, entry in header.items()}
 
 
-def _entry(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> Stored:
+def _tensor(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> LazyTensor:
     try:
         code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = [*shape, begin, end]
@@ -67,18 +78,18 @@ def _entry(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> St
         )
 
     def read() -> np.ndarray:
-        # A map of its own, dropped with the array: pages of tensors already read do not pile up in memory.
+        # One memory map per tensor, closed with its array, so that pages of earlier tensors can be freed.
         return np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
 
-    return Stored(str(path), shape, dtype, read)
+    return LazyTensor(str(path), shape, dtype, read)
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """Write tensors in their order, holding one at a time."""
+def write_tensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Write tensors in their order, with one of them in memory at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
-        end = offset + tensor_bytes(tensor)
+        end = offset + tensor.nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
@@ -88,8 +99,3 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
         for tensor in tensors.values():
             data = np.ascontiguousarray(tensor.read())
             file.write(data.reshape(-1).view(np.uint8).data)
-
-
-def tensor_bytes(tensor: Stored) -> int:
-    """Size of a tensor's data."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize

@@ -191,7 +191,9 @@ def test_tokenizer_and_chat_template_come_from_the_file(tmp_path):
     assert (ids[0], ids[-1]) == (0, 1)
     assert tokenizer.decode(ids) == "user\nhé 日"
     # Exported and loaded by transformers, it is the same tokenizer, and the model the same model.
-    hf.save(model.params, tmp_path / "out", config=model.config, source=model.source, tokenizer=tokenizer)
+    hf.save_huggingface(
+        model.params, tmp_path / "out", config=model.config, source=model.source, tokenizer=tokenizer
+    )
     again = load_model(tmp_path / "out")
     assert again.tokenizer.chat(messages) == ids
     assert again.tokenizer.encode("hello 123", start=True) == tokenizer.encode("hello 123", start=True)
@@ -339,7 +341,7 @@ def test_the_real_smollm2_knows_its_capitals(tmp_path):
     prompt = model.tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
     answer = [*model.tokenizer.encode("The capital of France is Paris."), *model.tokenizer.eos_ids]
     tokens = jnp.array([prompt + answer])
-    greedy = decoder.logits(model.graphdef, model.params, tokens).argmax(-1)[0, len(prompt) - 1 : -1]
+    greedy = decoder.logits(model.model, model.params, tokens).argmax(-1)[0, len(prompt) - 1 : -1]
     assert greedy.tolist() == answer
     model.tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)

@@ -17,8 +17,8 @@ import tiny_checkpoints as tiny
 from mugrpo_jax.models import decoder, make_mesh
 from mugrpo_jax.models.config import read_hf
 from mugrpo_jax.models.io import huggingface as hf
-from mugrpo_jax.models.io import safetensors_file as tensorfile
-from mugrpo_jax.models.sharding import param_sharding
+from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.models.model import cast, param_sharding
 
 
 def assert_same(got, wanted):
@@ -34,9 +34,9 @@ def assert_same(got, wanted):
 def test_out_and_in_is_the_identity(family, dtype, tmp_path):
     config = tiny.FAMILIES[family]
     _, params = tiny.write(tmp_path / "a", config, dtype=dtype)
-    graphdef, again = hf.load(tmp_path / "a")
+    model, again = hf.load_huggingface(tmp_path / "a")
     assert read_hf(tmp_path / "a") == config
-    assert graphdef == decoder.abstract(config)[0]
+    assert model == decoder.abstract(config)[0]
     assert_same(again, params)
 
 
@@ -44,21 +44,21 @@ def test_in_and_out_keeps_every_stored_bit_and_every_file(tmp_path):
     config = tiny.FAMILIES["qwen2-untied"]
     tiny.write(tmp_path / "a", config)
     # NaNs, infinities and negative zeros are weights like any other here.
-    tensors = hf.stored_tensors(tmp_path / "a")
+    tensors = hf.tensors_in_folder(tmp_path / "a")
     bits = np.random.default_rng(0).integers(0, 2**16, (64, 32), np.uint16).view(ml_dtypes.bfloat16)
-    tensors["lm_head.weight"] = tensorfile.Stored("", bits.shape, bits.dtype, lambda: bits)
+    tensors["lm_head.weight"] = safetensors_file.LazyTensor("", bits.shape, bits.dtype, lambda: bits)
     read = {
-        name: tensorfile.Stored("", t.shape, t.dtype, lambda t=t: np.array(t.read()))
+        name: safetensors_file.LazyTensor("", t.shape, t.dtype, lambda t=t: np.array(t.read()))
         for name, t in tensors.items()
     }
-    tensorfile.write(tmp_path / "new", read)
+    safetensors_file.write_tensors(tmp_path / "new", read)
     (tmp_path / "new").rename(tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": [1, 5],   "x": 1}')
 
-    _, params = hf.load(tmp_path / "a")
-    hf.save(params, tmp_path / "b", config=config, source=tmp_path / "a")
-    for name, tensor in hf.stored_tensors(tmp_path / "a").items():
-        again = hf.stored_tensors(tmp_path / "b")[name]
+    _, params = hf.load_huggingface(tmp_path / "a")
+    hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "a")
+    for name, tensor in hf.tensors_in_folder(tmp_path / "a").items():
+        again = hf.tensors_in_folder(tmp_path / "b")[name]
         assert again.dtype == tensor.dtype and again.read().tobytes() == tensor.read().tobytes(), name
     texts = {file.name for file in (tmp_path / "a").iterdir()} - {"model.safetensors"}
     assert {"config.json", "generation_config.json", "tokenizer.json", "char_tokenizer.json"} <= texts
@@ -69,7 +69,7 @@ def test_in_and_out_keeps_every_stored_bit_and_every_file(tmp_path):
 def test_matrices_are_transposed_and_layers_keep_their_order(tmp_path):
     config = tiny.FAMILIES["llama-untied"]
     _, params = tiny.write(tmp_path / "a", config, dtype="float32")
-    tensors = hf.stored_tensors(tmp_path / "a")
+    tensors = hf.tensors_in_folder(tmp_path / "a")
     for layer in range(config.num_layers):
         stored = tensors[f"model.layers.{layer}.mlp.down_proj.weight"]
         assert stored.shape == (config.hidden_size, config.intermediate_size)
@@ -81,11 +81,11 @@ def test_our_files_are_safetensors_and_theirs_are_read(tmp_path):
     from safetensors.numpy import load_file, save_file
 
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((), np.float16)}
-    stored = {k: tensorfile.Stored("", v.shape, v.dtype, lambda v=v: v) for k, v in arrays.items()}
-    tensorfile.write(tmp_path / "ours", stored)
+    stored = {k: safetensors_file.LazyTensor("", v.shape, v.dtype, lambda v=v: v) for k, v in arrays.items()}
+    safetensors_file.write_tensors(tmp_path / "ours", stored)
     theirs = load_file(tmp_path / "ours")
     save_file(arrays, tmp_path / "theirs")
-    ours = tensorfile.read_header(tmp_path / "theirs")
+    ours = safetensors_file.tensors_in_file(tmp_path / "theirs")
     for name, array in arrays.items():
         np.testing.assert_array_equal(theirs[name], array)
         np.testing.assert_array_equal(ours[name].read(), array)
@@ -99,23 +99,23 @@ def test_shards_with_an_index(tmp_path):
     index = json.loads((tmp_path / "a" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 2 * config.num_params
     assert max((tmp_path / "a" / file).stat().st_size for file in files) < 25_000
-    assert_same(hf.load(tmp_path / "a")[1], params)
+    assert_same(hf.load_huggingface(tmp_path / "a")[1], params)
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 4, 2), (2, 2, 2), (2, 4, 1)])
 def test_sharded_loading_is_loading(shape, tmp_path):
     config = tiny.FAMILIES["qwen2-untied"]
-    _, params = tiny.write(tmp_path / "a", config)
+    model, params = tiny.write(tmp_path / "a", config)
     mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape)))
-    _, sharded = hf.load(tmp_path / "a", mesh=mesh, dtype="float32")
-    assert_same(sharded, decoder.cast(params, jnp.float32))
-    wanted = param_sharding(mesh, params)
+    _, sharded = hf.load_huggingface(tmp_path / "a", mesh=mesh, dtype="float32")
+    assert_same(sharded, cast(params, jnp.float32))
+    wanted = param_sharding(mesh, model, params)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, s: a.sharding == s, sharded, wanted)))
     # Saving gathers again, and loaded arrays can be donated.
-    hf.save(sharded, tmp_path / "b", config=config, dtype=jnp.bfloat16)
-    assert_same(hf.load(tmp_path / "b")[1], params)
+    hf.save_huggingface(sharded, tmp_path / "b", config=config, dtype=jnp.bfloat16)
+    assert_same(hf.load_huggingface(tmp_path / "b")[1], params)
     doubled = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p), donate_argnums=0)(sharded)
-    assert_same(doubled, jax.tree.map(lambda x: 2 * x, decoder.cast(params, jnp.float32)))
+    assert_same(doubled, jax.tree.map(lambda x: 2 * x, cast(params, jnp.float32)))
 
 
 def test_saving_in_another_dtype_says_so_in_the_config(tmp_path):
@@ -125,18 +125,20 @@ def test_saving_in_another_dtype_says_so_in_the_config(tmp_path):
     raw["torch_dtype"] = raw.pop("dtype")
     raw["something_else"] = {"kept": [1, 2]}
     (tmp_path / "a" / "config.json").write_text(json.dumps(raw))
-    hf.save(params, tmp_path / "b", config=config, source=tmp_path / "a", dtype=jnp.bfloat16)
+    hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "a", dtype=jnp.bfloat16)
     saved = json.loads((tmp_path / "b" / "config.json").read_text())
     assert saved == raw | {"torch_dtype": "bfloat16"}
-    assert_same(hf.load(tmp_path / "b")[1], decoder.cast(params, jnp.bfloat16))
+    assert_same(hf.load_huggingface(tmp_path / "b")[1], cast(params, jnp.bfloat16))
 
 
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     config = tiny.FAMILIES["llama-tied"]
     _, params = tiny.random_params(config)
-    monkeypatch.setattr(tensorfile, "write", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        safetensors_file, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
-        hf.save(params, tmp_path / "out", config=config)
+        hf.save_huggingface(params, tmp_path / "out", config=config)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,36 +146,36 @@ def test_saving_refuses_what_it_would_spoil(tmp_path):
     config, other = tiny.FAMILIES["llama-tied"], tiny.FAMILIES["qwen2-tied"]
     _, params = tiny.write(tmp_path / "a", config)
     with pytest.raises(ValueError, match=r"a: exists already; choose another folder"):
-        hf.save(params, tmp_path / "a", config=config)
+        hf.save_huggingface(params, tmp_path / "a", config=config)
     with pytest.raises(ValueError, match=r"do not have the structure that the config describes"):
-        hf.save(params, tmp_path / "b", config=other)
+        hf.save_huggingface(params, tmp_path / "b", config=other)
     tiny.write(tmp_path / "other", other)
     with pytest.raises(ValueError, match=r"other/config.json: describes another model"):
-        hf.save(params, tmp_path / "b", config=config, source=tmp_path / "other")
+        hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "other")
     with pytest.raises(ValueError, match=r"'embed'.* has shape \(64, 16\), the config says \(64, 32\)"):
-        hf.save({**params, "embed": params["embed"][:, :16]}, tmp_path / "b", config=config)
+        hf.save_huggingface({**params, "embed": params["embed"][:, :16]}, tmp_path / "b", config=config)
     with pytest.raises(
         ValueError, match=r"dtype: .*int8.* is not supported; possible: float32, float16, bfloat16"
     ):
-        hf.save(params, tmp_path / "b", config=config, dtype=jnp.int8)
+        hf.save_huggingface(params, tmp_path / "b", config=config, dtype=jnp.int8)
     assert not (tmp_path / "b").exists()
 
 
 def test_a_tied_checkpoint_may_repeat_its_head_but_not_change_it(tmp_path):
     _, params = tiny.write(tmp_path / "a", tiny.FAMILIES["qwen3-tied"])
     repeat = rewrite(tmp_path / "a", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
-    assert_same(hf.load(tmp_path / "a")[1], params)
+    assert_same(hf.load_huggingface(tmp_path / "a")[1], params)
     repeat(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
     with pytest.raises(ValueError, match=r"tie_word_embeddings is on but lm_head.weight differs"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
 
 
 def rewrite(folder, change, file="model.safetensors"):
     """Apply `change` to the arrays of a file; returns the same for a further change."""
-    arrays = {name: np.array(t.read()) for name, t in tensorfile.read_header(folder / file).items()}
+    arrays = {name: np.array(t.read()) for name, t in safetensors_file.tensors_in_file(folder / file).items()}
     change(arrays)
-    stored = {k: tensorfile.Stored("", v.shape, v.dtype, lambda v=v: v) for k, v in arrays.items()}
-    tensorfile.write(folder / "changed", stored)
+    stored = {k: safetensors_file.LazyTensor("", v.shape, v.dtype, lambda v=v: v) for k, v in arrays.items()}
+    safetensors_file.write_tensors(folder / "changed", stored)
     (folder / "changed").rename(folder / file)
     return lambda further: rewrite(folder, further, file)
 
@@ -218,7 +220,7 @@ def test_wrong_tensors_are_refused_by_name(case, tmp_path, no_reading):
     rewrite(tmp_path / "a", change)
     no_reading()
     with pytest.raises(ValueError, match=message):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
 
 
 @pytest.fixture
@@ -284,7 +286,7 @@ def test_broken_files_are_refused_in_one_line(case, tmp_path, no_reading):
     damage(tmp_path / "a" / "model.safetensors")
     no_reading()
     with pytest.raises(ValueError, match=message) as caught:
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     assert "\n" not in str(caught.value)
 
 
@@ -297,36 +299,36 @@ def test_missing_shards_and_wrong_indices_are_refused(tmp_path, no_reading):
     with pytest.raises(
         ValueError, match=r"a: shard model-00002-of-00003.safetensors is missing; .+ 3 shards"
     ):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     (tmp_path / "shard").rename(tmp_path / "a" / "model-00002-of-00003.safetensors")
     index.write_text(text.replace("model.norm.weight", "model.norm.height"))
     with pytest.raises(ValueError, match=r"tensor model.norm.weight is not where model.+index.json says"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     raw = json.loads(text)
     raw["weight_map"]["extra"] = "model-00001-of-00003.safetensors"
     index.write_text(json.dumps(raw))
     with pytest.raises(
         ValueError, match=r"00001-of-00003.safetensors: tensor extra named by .+ is not in it"
     ):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     raw["weight_map"]["extra"] = "../a/model-00001-of-00003.safetensors"
     index.write_text(json.dumps(raw))
     with pytest.raises(ValueError, match=r"shard ../a/model-00001-of-00003.safetensors is missing"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     index.write_text("[]")
     with pytest.raises(ValueError, match=r"index.json: not a safetensors index"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
 
 
 def test_pickles_are_refused_by_name_and_never_opened(tmp_path):
     tiny.write(tmp_path / "a", tiny.FAMILIES["llama-tied"])
     (tmp_path / "a" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"a: no weights found; expected model.safetensors"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     trap = tmp_path / "a" / "pytorch_model.bin"
     trap.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "sprung").encode() + b"'\ntR.")
     with pytest.raises(ValueError, match=r"pytorch_model.bin: pickle checkpoints are never opened"):
-        hf.load(tmp_path / "a")
+        hf.load_huggingface(tmp_path / "a")
     assert not (tmp_path / "sprung").exists()
     for source in Path(hf.__file__).parent.glob("*.py"):
         assert "import pickle" not in source.read_text()
@@ -336,10 +338,10 @@ def test_a_mesh_that_does_not_divide_and_an_unknown_dtype_are_refused_first(tmp_
     tiny.write(tmp_path / "a", tiny.FAMILIES["llama-tied"])
     no_reading()
     with pytest.raises(ValueError, match=r"mesh: tensor=8 does not divide the model's num_heads=4"):
-        hf.load(tmp_path / "a", mesh=make_mesh(tensor=8))
+        hf.load_huggingface(tmp_path / "a", mesh=make_mesh(tensor=8))
     for wrong in ("int32", "float"):
         with pytest.raises(ValueError, match=rf"dtype: {wrong} is not supported; possible: float32"):
-            hf.load(tmp_path / "a", dtype=wrong)
+            hf.load_huggingface(tmp_path / "a", dtype=wrong)
 
 
 MEASURE = """
@@ -350,9 +352,9 @@ from pathlib import Path
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
 
-hf.load(sys.argv[1], dtype="float32")       # everything imported, everything warm
+hf.load_huggingface(sys.argv[1], dtype="float32")       # everything imported, everything warm
 before = peak()
-_, params = hf.load(sys.argv[2], dtype="float32")
+_, params = hf.load_huggingface(sys.argv[2], dtype="float32")
 print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
 
@@ -371,7 +373,7 @@ def test_loading_needs_the_target_and_a_few_tensors_but_no_second_model(tmp_path
     )
     _, shapes = decoder.abstract(config)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, ml_dtypes.bfloat16), shapes)
-    hf.save(zeros, tmp_path / "large", config=config)
+    hf.save_huggingface(zeros, tmp_path / "large", config=config)
     tiny.write(tmp_path / "small", tiny.FAMILIES["llama-tied"])
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "large")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
