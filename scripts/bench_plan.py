@@ -136,7 +136,7 @@ def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
     model = run_model_shape(config)
     mesh = models.make_mesh(devices=topology.devices)
     programs = UpdatePrograms(config, model, mesh)
-    compiled = [compile_program(program, topology) for program in programs.lowered()]
+    compiled = [compile_program(program, topology) for program in programs.programs()]
     gradient, apply = (_seconds(program, topology) for program in compiled)
     both = None if gradient is None or apply is None else 2 * gradient.overlapped + apply.overlapped
     predicted = {"peak": max(program.peak for program in compiled), "update": both}

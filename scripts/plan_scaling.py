@@ -60,7 +60,7 @@ def measure(devices: int, tokens: int) -> dict[str, Any]:
     ]
     config = configs.load(CONFIG, overrides)
     programs = UpdatePrograms(config, run_model_shape(config), topology_mesh(config, topology))
-    program = compile_program(next(programs.lowered()), topology)
+    program = compile_program(next(programs.programs()), topology)
     assert program.cost is not None
     kinds = program.cost.by_kind()
     return {

@@ -5,8 +5,9 @@ multiply:
 
     objective(..., weights=tis_weights(l, m) * sequence_veto_mask(l, m))
 
-A dropped token leaves the sum, not the denominator. The masks of MIS and IcePop here are 0 or 1; some other
-implementations also multiply by ρ.
+They take the log-ratio `[B, T]` and the response mask `[B, T]`. Weights are float32; a mask is true where a
+token is kept. A dropped token leaves the sum, not the denominator. The masks of MIS and IcePop here are 0 or
+1; some other implementations also multiply by ρ.
 
 `level` says which ratio is meant: that of the `token`, of the `sequence` (the product over the response), or
 the `geometric` mean over the response.
@@ -31,13 +32,8 @@ def tis_weights(
     """Truncated importance sampling: `min(ρ, C)`.
 
     Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
       cap: C.
       level: one of `LEVELS`.
-
-    Returns:
-      `[B, T]` float32, zero on padding.
 
     >>> log_ratio = jnp.log(jnp.array([[0.5, 3.0, 0.5]]))
     >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]])).round(4).tolist()
@@ -64,13 +60,8 @@ def mis_mask(
     """Masked importance sampling: drop what lies outside `[low, high]`.
 
     Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
       low, high: bounds on the ratio. The defaults are ours; verl uses 0.999 and 1.001 for `geometric`.
       level: one of `LEVELS`.
-
-    Returns:
-      `[B, T]` bool: true where kept, false where dropped and on padding.
 
     >>> mis_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5]])), jnp.ones((1, 3))).tolist()
     [[False, True, False]]
@@ -86,12 +77,7 @@ def icepop_mask(
     """IcePop: keep the tokens whose ratio lies in `[0.5, 5]` (arXiv 2510.18855).
 
     Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
       low, high: bounds on the ratio of a token.
-
-    Returns:
-      `[B, T]` bool: true where kept, false where dropped and on padding.
 
     >>> icepop_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5, 5.5]])), jnp.ones((1, 4))).tolist()
     [[False, True, True, False]]
@@ -103,12 +89,7 @@ def sequence_veto_mask(log_ratio: ArrayLike, mask: ArrayLike, *, ratio: ArrayLik
     """Drop a response of any advantage if the ratio of one of its tokens is below a threshold.
 
     Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
       ratio: the ratio below which a token vetoes its response.
-
-    Returns:
-      `[B, T]` bool: true where kept, false where dropped and on padding.
 
     >>> sequence_veto_mask(jnp.log(jnp.array([[1.0, 5e-5], [1.0, 0.5]])), jnp.ones((2, 2))).tolist()
     [[False, False], [True, True]]
@@ -122,13 +103,8 @@ def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, d
     """Off-policy sequence masking: drop a response if A < 0 and `mean_t(−l_t) > δ` (arXiv 2512.02556).
 
     Args:
-      log_ratio: `[B, T]`.
-      advantages: `[B]` or `[B, T]`; per token, those of negative advantage are dropped.
-      mask: `[B, T]`, non-zero on response tokens.
+      advantages: `[B]` or `[B, T]`; with advantages per token, tokens of negative advantage are dropped.
       delta: δ, in nats per token.
-
-    Returns:
-      `[B, T]` bool: true where kept, false where dropped and on padding.
 
     >>> log_ratio = jnp.array([[-0.2, -0.4], [-0.2, -0.4]])
     >>> opsm_mask(log_ratio, jnp.array([1.0, -1.0]), jnp.ones((2, 2)), delta=0.1).tolist()

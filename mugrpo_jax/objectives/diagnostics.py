@@ -29,11 +29,9 @@ def diagnostics(
 ) -> Metrics:
     """Ratios, clipping, veto, effective sample sizes and KL of a batch, for any objective.
 
+    The arrays are those of every objective.
+
     Args:
-      logp: `[B, T]` log-probs of the policy.
-      behavior_logp: `[B, T]` log-probs stored when the responses were sampled.
-      advantages: `[B]` or `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
       clip_low, clip_high: bounds beyond which a token counts as clipped.
       veto: scope of the veto, see `veto_mask`.
       veto_ratio: τ of the veto.

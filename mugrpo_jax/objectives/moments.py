@@ -1,4 +1,7 @@
-"""Measures of how far the policy has moved from the behavior policy: ESS and second moment."""
+"""Measures of how far the policy has moved from the behavior policy: ESS and second moment.
+
+All take the log-ratio `[B, T]` and the response mask `[B, T]`, and return scalars without a gradient.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +22,6 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     token or a sum is not finite. For an update in several parts, add up `ratio_sums` and pass the total to
     `ess_from_sums`.
 
-    Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
-
-    Returns:
-      A scalar without gradient.
-
     >>> ratio = jnp.array([[4.0, 1.0, 1.0, 1.0]])
     >>> round(float(effective_sample_size(jnp.log(ratio), jnp.ones_like(ratio))), 6)
     0.644737
@@ -35,10 +31,6 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     """`[Σ ρ, Σ ρ², |B|]` over the valid tokens: the sums from which `ess_from_sums` computes the ESS.
-
-    Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
 
     >>> parts = [ratio_sums(jnp.log(jnp.array([[r]])), jnp.ones((1, 1))) for r in (4.0, 1.0, 1.0, 1.0)]
     >>> round(float(ess_from_sums(sum(parts))), 6)
@@ -68,12 +60,7 @@ def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     float32, so all weights in `(Σ w)² / (n Σ w²)` are divided by the largest one. It is 1 if there is no
     response.
 
-    Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens; rows without any do not count.
-
-    Returns:
-      A scalar without gradient.
+    Rows without a response token do not count.
 
     >>> log_ratio = jnp.log(jnp.array([[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))
     >>> round(float(sequence_ess(log_ratio, jnp.ones((4, 2)))), 6)
@@ -91,12 +78,7 @@ def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 def second_moment(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     """The mean of `l²` over the valid tokens, the quantity that M2PO bounds (arXiv 2510.01161).
 
-    Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
-
-    Returns:
-      A scalar without gradient; 0 if there is no valid token.
+    It is 0 if there is no valid token.
 
     >>> round(float(second_moment(jnp.array([[0.3, -0.1, 9.0]]), jnp.array([[1, 1, 0]]))), 4)
     0.05

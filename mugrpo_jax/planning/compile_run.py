@@ -17,7 +17,7 @@ from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
-from mugrpo_jax.planning.run_programs import compile_program, lowered_programs
+from mugrpo_jax.planning.run_programs import compile_program, programs_of
 from mugrpo_jax.setup.run_model import run_model_shape
 
 
@@ -43,7 +43,7 @@ def compile_plan(
     mesh = topology_mesh(config, topology)
     run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
     bar = tqdm(
-        lowered_programs(run, topology.host_devices()),
+        programs_of(run, topology.host_devices()),
         desc=f"compile for {topology.name}",
         unit="program",
         disable=not progress,
@@ -64,7 +64,7 @@ def check_memory(run: RunPlan) -> None:
         raise ConfigError(f"memory: {run.problem}")
     devices = list(run.mesh.devices.flat)
     topology = Topology("of this run", chip_of(devices[0]), devices)
-    for program in lowered_programs(run):
+    for program in programs_of(run):
         compiled = compile_program(program, topology)
         if not compiled.fits(topology.chip):
             advice = "fewer slots" if program.name.startswith(("prefill", "decode")) else "more remat"

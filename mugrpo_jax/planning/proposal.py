@@ -9,7 +9,7 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.run_plan import RunPlan, plan_run
-from mugrpo_jax.planning.run_programs import compile_program, lowered_programs
+from mugrpo_jax.planning.run_programs import compile_program, programs_of
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:
@@ -60,6 +60,6 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
     """Compile the kinds of programs that were too large. The others fit, and every change shrinks them."""
-    wanted = [p for p in lowered_programs(run, plan.topology.host_devices()) if p.kind in kinds]
+    wanted = [p for p in programs_of(run, plan.topology.host_devices()) if p.kind in kinds]
     bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
     return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)

@@ -76,8 +76,8 @@ class CompiledProgram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lowered:
-    """A program to be compiled; `lower()` lowers it."""
+class Program:
+    """A program of a run, not yet compiled; `lower()` lowers it."""
 
     name: str
     resident: int
@@ -89,7 +89,7 @@ class Lowered:
         return self.name.split()[0]
 
 
-def compile_program(program: Lowered, topology: Topology) -> CompiledProgram:
+def compile_program(program: Program, topology: Topology) -> CompiledProgram:
     """Compile a program for a topology. If the compiler refuses it because of its memory, `cost` is None."""
     lowered = program.lower()
     try:
@@ -124,10 +124,10 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
     return compiled, max(texts, key=len)
 
 
-def lowered_programs(run: RunPlan, host: Sequence[Any] | None = None) -> list[Lowered]:
+def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
     """All programs of a planned run to compile; `host` are devices to sample on instead of the plan's own."""
     updates = UpdatePrograms(run.config, run.model, run.mesh)
-    programs = list(updates.lowered())
+    programs = list(updates.programs())
     if run.sampler is not None:
         sampler = run.sampler
         if sampler.mesh is None or host is not None:  # without a mesh, jax would take this machine's device
@@ -155,16 +155,16 @@ class UpdatePrograms:
         """Bytes of the whole training state on one device."""
         return bytes_on_device(self.state)
 
-    def lowered(self) -> Iterator[Lowered]:
+    def programs(self) -> Iterator[Program]:
         """The gradient of the largest micro-batch shapes, and the optimizer's step."""
         buckets = update_buckets(self.config, self.mesh)
         for shape in largest_shapes(buckets):
-            yield Lowered(
+            yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
                 self.state_bytes,
                 functools.partial(self.accumulate, shape, buckets.groups),
             )
-        yield Lowered("optimizer", 0, self.apply)
+        yield Program("optimizer", 0, self.apply)
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
         """`UpdateStep.accumulate` for one micro-batch shape, lowered."""
@@ -198,21 +198,21 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
     ]
 
 
-def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Lowered]:
+def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
     """Prefill of the longest prompts, decoding that reads the whole cache, and decoding with top-p."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
-    yield Lowered(
+    yield Program(
         f"prefill {rows} × {bucket}",
         state_bytes + bytes_on_device(abstract_slots(plan)),
         functools.partial(_lower_prefill, plan, rows, bucket),
     )
     name = f"decode {plan.slots} slots, {plan.read_buckets[-1]} entries"
-    yield Lowered(name, state_bytes + prompts, functools.partial(lower_decode, plan))
+    yield Program(name, state_bytes + prompts, functools.partial(lower_decode, plan))
     if config.evaluation.problems and config.evaluation.top_p < 1:
         top_p = functools.partial(lower_decode, plan, top_p=True)
-        yield Lowered("decode with top-p (evaluation)", state_bytes + prompts, top_p)
+        yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p)
 
 
 def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:

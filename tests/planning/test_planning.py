@@ -300,8 +300,8 @@ def test_a_proposal_is_compiled_and_fits(plan):
 
 def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch):
     run = plan_run(config)
-    everything = compile_run.lowered_programs
-    monkeypatch.setattr(compile_run, "lowered_programs", lambda run: everything(run)[1:2])
+    everything = compile_run.programs_of
+    monkeypatch.setattr(compile_run, "programs_of", lambda run: everything(run)[1:2])
     check_memory(run)
     small = dataclasses.replace(CHIPS["v5e"], memory=10_000)
     monkeypatch.setattr(compile_run, "chip_of", lambda device: small)
