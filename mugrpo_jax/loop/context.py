@@ -122,8 +122,10 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
+        run = RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
+        del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):
-            yield RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
+            yield run
 
 
 def _open_folder(path: Path, config: RunConfig) -> RunFolder:
