@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mugrpo_jax.models.attention import Backend
 from mugrpo_jax.models.packing import Packing
-from mugrpo_jax.models.sharding import spec
+from mugrpo_jax.models.sharding import RULES, spec
 
 Params = dict[str, Any]
 Remat = Literal["none", "dots", "full"]
@@ -35,6 +35,14 @@ class Weight:
     decays: bool
     mean: float = 0.0
     std: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"Weight: shape {self.shape} needs one axis name per axis, got {self.axes}")
+        for axis in self.axes:
+            if axis not in RULES:
+                names = ", ".join(name for name in RULES if name)
+                raise ValueError(f"Weight: unknown axis {axis!r}; possible: {names} or None")
 
 
 Weights = Mapping[str, "Weight | Weights"]
@@ -126,9 +134,9 @@ def cast(params: Params, dtype: Any) -> Params:
 def param_sharding(mesh: Mesh, model: Model, params: Any) -> Any:
     """Shardings of a (possibly abstract) tree of parameters, or of a tree that contains such trees.
 
-    In an optimizer state, say, the moments lie in trees with the names of the parameters. A leaf whose path
-    ends with the path of a weight is split like the weight, and scalars are copied to every device. Any
-    other leaf is an error.
+    An optimizer state contains such trees: its moments have the names of the parameters. A leaf whose path
+    ends with the path of a weight is split like the weight. Scalars are copied to every device. Any other
+    leaf is an error.
     """
     declared = {_names(path): weight for path, weight in jax.tree.leaves_with_path(model.weights())}
 

@@ -54,6 +54,13 @@ def test_every_weight_is_split_and_decayed_as_listed(mesh):
     assert seen == EXPECTED.keys()
 
 
+def test_a_declaration_with_wrong_axes_is_refused():
+    with pytest.raises(ValueError, match=r"shape \(3, 4\) needs one axis name per axis, got \('embed',\)"):
+        models.Weight((3, 4), ("embed",), decays=True)
+    with pytest.raises(ValueError, match="unknown axis 'width'; possible: batch, embed, heads"):
+        models.Weight((3,), ("width",), decays=True)
+
+
 def test_an_undeclared_parameter_is_refused_by_name(mesh):
     model, params = models.abstract(cases.LLAMA)
     params["layers"]["gate_bias"] = jax.ShapeDtypeStruct((2, 40), jnp.float32)

@@ -275,7 +275,7 @@ def save_huggingface(
     out, source = Path(out), None if source is None else Path(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: exists already; choose another folder or remove it")
-    tensors = _tensors_to_write(config, params, dtype)
+    tensors = tensors_to_write(config, params, dtype)
     config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
@@ -289,7 +289,7 @@ def save_huggingface(
         raise
 
 
-def _tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
+def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
     """All tensors as the file will hold them, layer by layer. No data is copied from the devices yet."""
     wanted = {path: leaf.shape for path, leaf in jax.tree.leaves_with_path(decoder.abstract(config)[1])}
     if {path for path, _ in jax.tree.leaves_with_path(params)} != wanted.keys():

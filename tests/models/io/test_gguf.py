@@ -76,7 +76,7 @@ def write_gguf(path, params, config=CONFIG, kind=TYPE.F32, *, arch="llama", pre=
     if change:
         change(writer)
     if params is not None:
-        for name, stored in hf._to_store(config, params, np.float32).items():
+        for name, stored in hf.tensors_to_write(config, params, np.float32).items():
             array = stored.read()
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
