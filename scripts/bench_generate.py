@@ -257,7 +257,7 @@ def measure_refill(case: Case, model: Any) -> None:
 
 
 def measure_gap(case: Case, model: Any) -> None:
-    """Stored log-probs against those of the training forward pass with the same weights."""
+    """Compare stored log-probs with those of the training forward pass with the same weights."""
     decoder, params = model
     slots = min(64, case.slots[0])
     plan = plan_for(case, slots, case.response)

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def make_stage(case: Case, folder: Path) -> RolloutFolder:
-    """Random responses with a long tail of lengths, written as a run writes them."""
+    """Random responses with long-tailed lengths, written in the format of a run."""
     rng = np.random.default_rng(0)
     low, high = case.response
     prompts = PROMPTS * (case.updates + WARM_UP)
@@ -118,7 +118,7 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
 
 
 def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.TrainState]:
-    """The update step of a run, and where it starts."""
+    """The update step of a run and its first state."""
     model, params = models.create(case.bare.model)
     optimizer = training.make_optimizer(OptimizerSection(), case.updates, model)
     options = training.StepOptions(
@@ -130,7 +130,7 @@ def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.Tr
 
 
 def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:
-    """Tokens a second of whole updates from disk; its parts are printed."""
+    """Tokens per second of whole updates from disk; prints the parts."""
     step, state = make_step(case, share)
     kept = list(stream(case, stage, share))
     tokens = sum(real_tokens(case, update) for update in kept[WARM_UP:])

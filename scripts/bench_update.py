@@ -103,7 +103,7 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> float:
-    """Time the gradient of one update; tokens a second."""
+    """Time the gradient of one update; returns tokens per second."""
     model, params = models.create(case.model)
     optimizer = training.make_optimizer(OptimizerSection(), 1, model)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)

@@ -18,8 +18,8 @@ from reproduce_collect import last, say, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 MUGRPO = (sys.executable, "-m", "mugrpo_jax")
-EVERY = 30.0  # seconds between two lines about what is under way
-SHOWN = 15  # last lines of the log of a run that failed
+EVERY = 30.0  # seconds between two progress lines
+SHOWN = 15  # last log lines printed for a failed run
 
 
 @dataclasses.dataclass(frozen=True)

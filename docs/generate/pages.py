@@ -98,7 +98,7 @@ def _knobs() -> str:
 
 
 def commands_page() -> str:
-    """Every command with its arguments, as argparse knows them."""
+    """Every command with its arguments, read from argparse."""
     parser = cli.parser()
     parts = ["# Command line", f"{parser.description} `mugrpo COMMAND --help` says the same in a terminal."]
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
