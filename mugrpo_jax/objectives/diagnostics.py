@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
 from mugrpo_jax.objectives._formula import Tokens, min_form, read_tokens
-from mugrpo_jax.objectives._search import largest_float
+from mugrpo_jax.objectives.bisection import largest_float
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 from mugrpo_jax.objectives.moments import effective_sample_size, second_moment, sequence_ess

@@ -6,12 +6,16 @@ about `V / 128 + 128` random numbers instead of `V`, and sums stay short enough 
 independent: the token of a row depends only on its own logits, parameters and key.
 """
 
-from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
 
+from mugrpo_jax.objectives.bisection import largest_integer
+
 _BLOCK = 128  # divides most vocabularies, so that nothing is padded
+# The largest key with a property, per row: 32 reductions over the vocabulary are cheaper than sorting it.
+_cut = functools.partial(largest_integer, high=2**32 - 1, dtype=jnp.uint32)
 
 
 def transform_logits(
@@ -46,13 +50,13 @@ def transform_logits(
     keys = _ordered(z)
     cut = jnp.zeros(z.shape[:-1], jnp.uint32)
     if top_k is not None:
-        kth = _largest(lambda t: (keys >= t[..., None]).sum(-1) >= top_k, cut.shape)
+        kth = _cut(lambda t: (keys >= t[..., None]).sum(-1) >= top_k, cut.shape)
         cut = jnp.where(top_k > 0, kth, cut)
     if top_p is not None:
         peak = z.max(-1, keepdims=True)
         weights = jnp.where(keys >= cut[..., None], jnp.exp(z - peak), 0)
         target = top_p * weights.sum(-1)
-        edge = _largest(lambda t: jnp.where(keys >= t[..., None], weights, 0).sum(-1) >= target, cut.shape)
+        edge = _cut(lambda t: jnp.where(keys >= t[..., None], weights, 0).sum(-1) >= target, cut.shape)
         cut = jnp.where(top_p < 1, jnp.maximum(edge, cut), cut)
     return jnp.where(keys >= cut[..., None], z, -jnp.inf)
 
@@ -97,16 +101,3 @@ def _ordered(z: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(jnp.where(z == 0, 0, z.astype(jnp.float32)), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
-
-
-def _largest(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> jax.Array:
-    """The largest uint32 per row with `holds(x)`, a condition that is true up to some x and then false.
-
-    Finds it bit by bit: exact, and 32 reductions over the vocabulary are much cheaper than sorting it.
-    """
-
-    def refine(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        return jnp.where(holds(candidate), candidate, found)
-
-    return jax.lax.fori_loop(0, 32, refine, jnp.zeros(shape, jnp.uint32))

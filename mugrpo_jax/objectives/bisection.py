@@ -10,7 +10,11 @@ _INFINITY = 0x7F800000  # the bits of float32 infinity
 
 
 def largest_integer(
-    holds: Callable[[jax.Array], jax.Array], high: int, shape: tuple[int, ...] = (), dtype: Any = jnp.int32
+    holds: Callable[[jax.Array], jax.Array],
+    shape: tuple[int, ...] = (),
+    *,
+    high: int,
+    dtype: Any = jnp.int32,
 ) -> jax.Array:
     """The largest i in [0, high) with `holds(i)`. The condition must be true up to some i and false above it.
 
@@ -32,7 +36,7 @@ def largest_float(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...
 
     The bit patterns of non-negative floats have the order of the floats, so the search is over integers.
     """
-    return _float(largest_integer(lambda bits: holds(_float(bits)), _INFINITY, shape))
+    return _float(largest_integer(lambda bits: holds(_float(bits)), shape, high=_INFINITY))
 
 
 def _float(bits: jax.Array) -> jax.Array:
