@@ -34,7 +34,7 @@ import profiling
 from shapes import QWEN_1_5B, SMOLLM2_135M
 
 from mugrpo_jax.models import ModelConfig, cache_bytes, cast, create, token_logprobs
-from mugrpo_jax.models.config import to_hf
+from mugrpo_jax.models.model_config import to_hf
 from mugrpo_jax.sampling import (
     Request,
     Sampler,

@@ -29,7 +29,7 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning import Assumptions, Topology
 from mugrpo_jax.planning.call_time import call_time
 from mugrpo_jax.planning.chips import chip_of
-from mugrpo_jax.planning.run_programs import (
+from mugrpo_jax.planning.programs import (
     CompiledProgram,
     UpdatePrograms,
     compile_program,
@@ -38,7 +38,7 @@ from mugrpo_jax.planning.run_programs import (
 from mugrpo_jax.rollouts import Update
 from mugrpo_jax.rollouts.micro_batches import Row, arrange
 from mugrpo_jax.sampling import Request, Sampler, plan_sampler
-from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 

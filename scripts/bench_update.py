@@ -31,7 +31,7 @@ from shapes import QWEN_1_5B, SMOLLM2_135M
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import OptimizerSection
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.models.config import to_hf
+from mugrpo_jax.models.model_config import to_hf
 from mugrpo_jax.rollouts import Update
 
 SMALL = dataclasses.replace(

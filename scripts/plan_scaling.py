@@ -20,8 +20,8 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.planning import CHIPS, Assumptions, find_topology
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.program_cost import COLLECTIVES
-from mugrpo_jax.planning.run_programs import UpdatePrograms, compile_program
-from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.planning.programs import UpdatePrograms, compile_program
+from mugrpo_jax.setup.initial_model import run_model_shape
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "targets" / "qwen2.5_math_7b_v5p_32.yaml"

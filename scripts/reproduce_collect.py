@@ -144,7 +144,7 @@ def _mean(records: list[dict[str, Any]], name: str) -> float | None:
 def _law(folder: Path) -> dict[str, Any]:
     """A run of the grid with the quantities of the law; null if an event never happened."""
     from mugrpo_jax.report import read_run
-    from mugrpo_jax.report import staleness_law as law
+    from mugrpo_jax.report import staleness_position as law
 
     run = read_run(folder)
     place = law.position(run)

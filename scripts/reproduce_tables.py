@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax import objectives
-from mugrpo_jax.report import staleness_law as law
+from mugrpo_jax.report import staleness_position as law
 
 Run = dict[str, Any]
 FRESH = "grpo-mu4"  # the arm that all others are compared with

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from mugrpo_jax.cli.main import main
-from mugrpo_jax.rollouts import store
+from mugrpo_jax.rollouts import rollout_folder as store
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep

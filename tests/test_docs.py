@@ -182,3 +182,15 @@ def test_formulas_become_mathml():
     )
     assert shown.count("<math") == 2 and "arithmatex" not in shown
     assert "<mfrac>" in shown and "<mo>&#x0003C;</mo>" in shown
+
+
+def test_the_architecture_page_lists_the_files_of_every_room():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", page, re.M))
+    rooms = [path.parent for path in (ROOT / "mugrpo_jax").glob("*/__init__.py")]
+    assert rooms
+    for room in rooms:
+        files = {path.stem for path in room.rglob("*.py")} - {"__init__"} | {
+            p.parent.name for p in room.glob("*/*.py")
+        }
+        assert set(re.findall(r"`(\w+)`", listed[room.name])) == files, room.name

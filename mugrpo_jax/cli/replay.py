@@ -29,7 +29,7 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the command."""
     from mugrpo_jax import config as configs
-    from mugrpo_jax.runs.folder import read_config
+    from mugrpo_jax.runs.run_folder import read_config
 
     replay = [f"replay.run={arguments.source.resolve()}", f"replay.stage={arguments.stage}"]
     with shared.join_hosts(arguments):

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.distributed.agree import gather
+from mugrpo_jax.distributed.host_agreement import gather
+from mugrpo_jax.distributed.host_watchdog import Watcher, end_process
 from mugrpo_jax.distributed.jax_internals import coordination_client, in_cluster
-from mugrpo_jax.distributed.watch import Watcher, end_process
 
 
 class Stopped(Exception):

@@ -13,7 +13,7 @@ import numpy as np
 from mugrpo_jax import files
 from mugrpo_jax.evaluation import statistics
 from mugrpo_jax.evaluation.statistics import Estimate
-from mugrpo_jax.runs.text import text_table
+from mugrpo_jax.runs.text_table import text_table
 from mugrpo_jax.tasks import Problem
 from mugrpo_jax.tasks.scoring import failure
 

@@ -6,7 +6,7 @@ import time
 import jax
 
 from mugrpo_jax import distributed, evaluation
-from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
 from mugrpo_jax.setup.sizes import evaluation_settings

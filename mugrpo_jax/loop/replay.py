@@ -11,7 +11,7 @@ from typing import Any
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
-from mugrpo_jax.runs.folder import read_config, stage_folder
+from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 

@@ -4,7 +4,7 @@ import jax
 
 from mugrpo_jax import training
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.context import RunContext
+from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.warm_start import warm_started_weights
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs import progress

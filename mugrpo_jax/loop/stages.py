@@ -21,11 +21,11 @@ from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.loop.context import open_run
-from mugrpo_jax.loop.generation import generate_rollouts
+from mugrpo_jax.loop.generation_phase import generate_rollouts
 from mugrpo_jax.loop.held_out import held_out_accuracy
 from mugrpo_jax.loop.resume import resume, save_if_due
-from mugrpo_jax.loop.updates import optimise
+from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.loop.update_phase import optimise
 from mugrpo_jax.training import Cursor
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from mugrpo_jax import training
-from mugrpo_jax.loop.context import RunContext
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import Update, plan_buckets
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.stop import Stopped

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.attention import Backend, attention
-from mugrpo_jax.models.config import ModelConfig
 from mugrpo_jax.models.decoder import Decoder
-from mugrpo_jax.models.model import Params
+from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.rope import rotation
 from mugrpo_jax.models.sharding import constrain
+from mugrpo_jax.models.weights import Params
 
 
 @jax.tree_util.register_dataclass

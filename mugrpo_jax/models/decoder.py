@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mugrpo_jax.models.attention import Backend, attention
-from mugrpo_jax.models.config import ModelConfig
-from mugrpo_jax.models.model import Model, Params, Remat, Weight, Weights, abstract_params, random_params
-from mugrpo_jax.models.packing import Packing
+from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.rope import rotate, rotation
+from mugrpo_jax.models.row_packing import Packing
 from mugrpo_jax.models.sharding import constrain
+from mugrpo_jax.models.weights import Model, Params, Remat, Weight, Weights, abstract_params, random_params
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models.model import Model, Params
-from mugrpo_jax.models.packing import Packing
+from mugrpo_jax.models.row_packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
+from mugrpo_jax.models.weights import Model, Params
 
 CHUNK_LOGITS = 1 << 28  # the most float32 logits in one chunk of the default size: 1 GiB
 # If positions can be left out, a chunk has an eighth of them, so that few unwanted ones are computed. It has

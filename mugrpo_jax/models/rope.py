@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.model_config import ModelConfig
 
 
 def frequencies(config: ModelConfig) -> np.ndarray:

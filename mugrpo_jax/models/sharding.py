@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models.model_config import ModelConfig
 
 MESH_AXES = ("data", "fsdp", "tensor")
 

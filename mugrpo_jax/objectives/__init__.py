@@ -34,42 +34,42 @@ Objectives in PPO's min-form also have `dual_clip`, off by default.
 **An update in parts.** Compute the `denominator` of the whole update with the function of that name, and pass
 it to every call. Then the losses and gradients of the micro-batches add up to those of the whole update, and
 `combine_metrics` combines their metrics. M2PO, P3O and BAPO take a statistic from the batch; see
-`mugrpo_jax.objectives.batch_bounds` for how to share it between micro-batches.
+`mugrpo_jax.objectives.batch_bound_losses` for how to share it between micro-batches.
 
 **By subject**: the losses are in `mu_grpo_loss`, `p3o_loss`, `clipped`, `soft`, `sequence`, `prefix`,
 `batch_bounds` and `divergence`. Beside them are `veto`, `corrections`, `advantages`, `aggregation`, `kl`,
 `moments`, `diagnostics`, `metrics`, `staleness_law` and `config`.
 """
 
-from mugrpo_jax.objectives._formula import Objective
+from mugrpo_jax.objectives._objective import Objective
 from mugrpo_jax.objectives.advantages import ADVANTAGE_KINDS, equal_groups, group_advantages, overlong_penalty
 from mugrpo_jax.objectives.aggregation import AGGREGATIONS, denominator
-from mugrpo_jax.objectives.batch_bounds import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound
-from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo
-from mugrpo_jax.objectives.config import OBJECTIVES, ObjectiveConfig
-from mugrpo_jax.objectives.corrections import (
-    icepop_mask,
-    mis_mask,
-    opsm_mask,
-    sequence_veto_mask,
-    tis_weights,
-)
+from mugrpo_jax.objectives.batch_bound_losses import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound
+from mugrpo_jax.objectives.clipped_losses import dapo, decoupled_ppo, dr_grpo, grpo
 from mugrpo_jax.objectives.diagnostics import diagnostics
-from mugrpo_jax.objectives.divergence import DIVERGENCES, dppo
-from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate
-from mugrpo_jax.objectives.metrics import Metrics, combine_metrics
-from mugrpo_jax.objectives.moments import (
+from mugrpo_jax.objectives.dppo_loss import DIVERGENCES, dppo
+from mugrpo_jax.objectives.ess import (
     effective_sample_size,
     ess_from_sums,
     ratio_sums,
     second_moment,
     sequence_ess,
 )
+from mugrpo_jax.objectives.importance_corrections import (
+    icepop_mask,
+    mis_mask,
+    opsm_mask,
+    sequence_veto_mask,
+    tis_weights,
+)
+from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate
+from mugrpo_jax.objectives.metrics import Metrics, combine_metrics
 from mugrpo_jax.objectives.mu_grpo_loss import mu_grpo
+from mugrpo_jax.objectives.objective_config import OBJECTIVES, ObjectiveConfig
 from mugrpo_jax.objectives.p3o_loss import p3o
-from mugrpo_jax.objectives.prefix import ctpo, minpro, pnpo
-from mugrpo_jax.objectives.sequence import gmpo, gspo, topr, vespo
-from mugrpo_jax.objectives.soft import cispo, gppo, sapo
+from mugrpo_jax.objectives.prefix_losses import ctpo, minpro, pnpo
+from mugrpo_jax.objectives.sequence_losses import gmpo, gspo, topr, vespo
+from mugrpo_jax.objectives.soft_losses import cispo, gppo, sapo
 from mugrpo_jax.objectives.staleness_law import (
     UNPROTECTED_GRPO,
     FinishedRun,

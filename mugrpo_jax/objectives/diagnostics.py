@@ -6,11 +6,11 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
-from mugrpo_jax.objectives._formula import Tokens, min_form, read_tokens
+from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
 from mugrpo_jax.objectives.bisection import largest_float
+from mugrpo_jax.objectives.ess import effective_sample_size, second_moment, sequence_ess
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
-from mugrpo_jax.objectives.moments import effective_sample_size, second_moment, sequence_ess
 from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}

@@ -3,7 +3,7 @@
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective
+from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective
 from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 

@@ -6,9 +6,9 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_flag, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, objective
+from mugrpo_jax.objectives._objective import Terms, Tokens, objective
+from mugrpo_jax.objectives.ess import effective_sample_size
 from mugrpo_jax.objectives.metrics import mean_over
-from mugrpo_jax.objectives.moments import effective_sample_size
 
 
 @objective("token_mean")

@@ -28,7 +28,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_number
-from mugrpo_jax.objectives.moments import sequence_ess
+from mugrpo_jax.objectives.ess import sequence_ess
 
 
 class StalenessConstants(NamedTuple):

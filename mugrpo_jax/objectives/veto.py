@@ -8,7 +8,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape
-from mugrpo_jax.objectives._formula import on_tokens, token_advantages
+from mugrpo_jax.objectives._objective import on_tokens, token_advantages
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 
 VETO_SCOPES = ("none", "trigger", "suffix", "suffix_non_trigger", "sequence")

@@ -15,10 +15,10 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
+from mugrpo_jax.planning.programs import compile_program, programs_of
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
-from mugrpo_jax.planning.run_programs import compile_program, programs_of
-from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.setup.initial_model import run_model_shape
 
 
 def compile_plan(

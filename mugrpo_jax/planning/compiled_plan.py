@@ -7,8 +7,8 @@ import math
 from mugrpo_jax.planning.call_time import Assumptions, CallTime, call_time
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.program_table import program_dict, program_table
+from mugrpo_jax.planning.programs import CompiledProgram
 from mugrpo_jax.planning.run_plan import RunPlan, human
-from mugrpo_jax.planning.run_programs import CompiledProgram
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mugrpo_jax.planning.call_time import CallTime
+from mugrpo_jax.planning.programs import CompiledProgram
 from mugrpo_jax.planning.run_plan import human
-from mugrpo_jax.planning.run_programs import CompiledProgram
-from mugrpo_jax.runs.text import text_table
+from mugrpo_jax.runs.text_table import text_table
 
 _HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FLOPs", "traffic", "messages"]
 

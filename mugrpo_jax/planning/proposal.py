@@ -8,8 +8,8 @@ from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
+from mugrpo_jax.planning.programs import compile_program, programs_of
 from mugrpo_jax.planning.run_plan import RunPlan, plan_run
-from mugrpo_jax.planning.run_programs import compile_program, programs_of
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:

@@ -14,9 +14,9 @@ from mugrpo_jax.models import ModelConfig, check_mesh
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.plan import free_memory
+from mugrpo_jax.sampling.sampler_plan import free_memory
 from mugrpo_jax.setup.devices import run_mesh
-from mugrpo_jax.setup.run_model import run_model_shape
+from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.sizes import sampler_plan, update_buckets
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob

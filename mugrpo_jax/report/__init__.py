@@ -12,5 +12,5 @@ from mugrpo_jax.report.run_history import History as History
 from mugrpo_jax.report.run_history import StageFigures as StageFigures
 from mugrpo_jax.report.run_history import read_run as read_run
 from mugrpo_jax.report.run_history import summary as summary
-from mugrpo_jax.report.write_files import write as write
-from mugrpo_jax.report.write_files import write_figures as write_figures
+from mugrpo_jax.report.write_report import write as write
+from mugrpo_jax.report.write_report import write_figures as write_figures

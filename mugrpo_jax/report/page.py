@@ -15,8 +15,8 @@ import numpy as np
 from mugrpo_jax import config as configs
 from mugrpo_jax.files import write_atomically
 from mugrpo_jax.report import panels
-from mugrpo_jax.report import staleness_law as law
-from mugrpo_jax.report.charts import chart
+from mugrpo_jax.report import staleness_position as law
+from mugrpo_jax.report.bokeh_charts import chart
 from mugrpo_jax.report.colors import nth_color, ramp
 from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages, spread, time_unit
 from mugrpo_jax.report.run_history import History, names

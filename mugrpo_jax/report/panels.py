@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mugrpo_jax.report import staleness_law as law
-from mugrpo_jax.report.bars import finish_reasons, time_spent
+from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
     MOST_POINTS,
@@ -23,6 +22,7 @@ from mugrpo_jax.report.panel_data import (
     time_unit,
 )
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
 
 # -- learning
 

@@ -9,8 +9,8 @@ import numpy as np
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
-from mugrpo_jax.runs.folder import read_config, stage_folder
-from mugrpo_jax.setup.run_model import run_model_tokenizer
+from mugrpo_jax.runs.run_folder import read_config, stage_folder
+from mugrpo_jax.setup.initial_model import run_model_tokenizer
 
 _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 

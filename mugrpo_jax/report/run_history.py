@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.runs.folder import read_config
 from mugrpo_jax.runs.journal import read_journal
-from mugrpo_jax.runs.text import text_table
+from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.runs.text_table import text_table
 
 PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
 

@@ -9,11 +9,11 @@ from mugrpo_jax.rollouts.records import Group as Group
 from mugrpo_jax.rollouts.records import Rollout as Rollout
 from mugrpo_jax.rollouts.records import decode as decode
 from mugrpo_jax.rollouts.records import encode as encode
-from mugrpo_jax.rollouts.store import RolloutError as RolloutError
-from mugrpo_jax.rollouts.store import RolloutFolder as RolloutFolder
-from mugrpo_jax.rollouts.store import open_stage as open_stage
-from mugrpo_jax.rollouts.store import read_groups as read_groups
-from mugrpo_jax.rollouts.store import summarise as summarise
+from mugrpo_jax.rollouts.rollout_folder import RolloutError as RolloutError
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder as RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import open_stage as open_stage
+from mugrpo_jax.rollouts.rollout_folder import read_groups as read_groups
+from mugrpo_jax.rollouts.rollout_folder import summarise as summarise
 from mugrpo_jax.rollouts.update_stream import Update as Update
 from mugrpo_jax.rollouts.update_stream import UpdateStream as UpdateStream
 from mugrpo_jax.rollouts.update_stream import make_update as make_update

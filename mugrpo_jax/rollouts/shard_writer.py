@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from mugrpo_jax.rollouts.records import Group, Rollout
-from mugrpo_jax.rollouts.store import RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
 from mugrpo_jax.tasks.scoring import failure

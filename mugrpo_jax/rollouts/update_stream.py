@@ -13,7 +13,7 @@ import numpy as np
 from mugrpo_jax import objectives
 from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, Row, arrange, packed_tokens
 from mugrpo_jax.rollouts.records import Group, decode
-from mugrpo_jax.rollouts.store import RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
 # What happens to groups whose responses all got the same reward, so that their advantages are exactly 0:
 #   keep  they are computed like all others;

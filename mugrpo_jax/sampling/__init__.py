@@ -4,9 +4,6 @@ from mugrpo_jax.sampling.generate_text import generate as generate
 from mugrpo_jax.sampling.generate_text import generate_file as generate_file
 from mugrpo_jax.sampling.logits import draw as draw
 from mugrpo_jax.sampling.logits import transform_logits as transform_logits
-from mugrpo_jax.sampling.plan import SamplerPlan as SamplerPlan
-from mugrpo_jax.sampling.plan import plan_for_requests as plan_for_requests
-from mugrpo_jax.sampling.plan import plan_sampler as plan_sampler
 from mugrpo_jax.sampling.programs import lower_decode as lower_decode
 from mugrpo_jax.sampling.requests import Request as Request
 from mugrpo_jax.sampling.requests import Response as Response
@@ -16,4 +13,7 @@ from mugrpo_jax.sampling.requests import make_request as make_request
 from mugrpo_jax.sampling.requests import read_ahead as read_ahead
 from mugrpo_jax.sampling.requests import request_seeds as request_seeds
 from mugrpo_jax.sampling.sampler import Sampler as Sampler
-from mugrpo_jax.sampling.scheduler import SamplerStats as SamplerStats
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan as SamplerPlan
+from mugrpo_jax.sampling.sampler_plan import plan_for_requests as plan_for_requests
+from mugrpo_jax.sampling.sampler_plan import plan_sampler as plan_sampler
+from mugrpo_jax.sampling.slot_scheduler import SamplerStats as SamplerStats

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from mugrpo_jax.models import Cache, Decoder
-from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import (
     Emitted,
     decode,
@@ -25,6 +24,7 @@ from mugrpo_jax.sampling.programs import (
     run_prompts,
     sampling_params,
 )
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from tqdm.auto import tqdm
 from mugrpo_jax import files
 from mugrpo_jax.models import ModelConfig, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
-from mugrpo_jax.sampling.plan import SamplerPlan, plan_for_requests
 from mugrpo_jax.sampling.requests import Request, Response, SamplingSettings, encode_prompt, make_request
 from mugrpo_jax.sampling.sampler import Sampler
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan, plan_for_requests
 
 Prompt = str | Sequence[int]
 Name = tuple[int, int]  # (index of the prompt, number of the sample)

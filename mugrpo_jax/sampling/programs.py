@@ -29,8 +29,8 @@ from mugrpo_jax.models import (
 )
 from mugrpo_jax.models.sharding import MESH_AXES, RULES, constrain, current_mesh, placed, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
-from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import MAX_STOPS
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 # A device loop runs at least this many steps, so that short answers do not cause too many host turns.
 _FEWEST_STEPS = 4

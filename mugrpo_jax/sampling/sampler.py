@@ -21,9 +21,9 @@ import numpy as np
 
 from mugrpo_jax.models import Decoder
 from mugrpo_jax.sampling.engine import Engine
-from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.requests import Request, Response
-from mugrpo_jax.sampling.scheduler import SamplerStats, SlotScheduler
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan
+from mugrpo_jax.sampling.slot_scheduler import SamplerStats, SlotScheduler
 
 
 class Sampler:

@@ -12,7 +12,7 @@ from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, encode_prompt
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
-from mugrpo_jax.setup.run_model import initial_model
+from mugrpo_jax.setup.initial_model import initial_model
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
 from mugrpo_jax.training import StepOptions

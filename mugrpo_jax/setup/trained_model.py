@@ -12,8 +12,8 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.loading import LoadedModel
 from mugrpo_jax.models.sharding import placed
-from mugrpo_jax.runs.folder import read_config
-from mugrpo_jax.setup.run_model import run_model_shape, run_model_tokenizer
+from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.training import CheckpointStore
 
 

@@ -17,15 +17,19 @@ from typing import Any
 
 from mugrpo_jax.tasks.arithmetic import ARITHMETIC_ALPHABET as ARITHMETIC_ALPHABET
 from mugrpo_jax.tasks.arithmetic import arithmetic as arithmetic
+from mugrpo_jax.tasks.benchmark_presets import PRESETS as PRESETS
+from mugrpo_jax.tasks.benchmark_presets import Preset as Preset
+from mugrpo_jax.tasks.benchmark_presets import preset_task as preset_task
 from mugrpo_jax.tasks.countdown import countdown as countdown
 from mugrpo_jax.tasks.countdown import countdown_reward as countdown_reward
 from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expression
+from mugrpo_jax.tasks.dataset_files import ANSWER_PARTS as ANSWER_PARTS
+from mugrpo_jax.tasks.dataset_files import Columns as Columns
+from mugrpo_jax.tasks.dataset_files import dataset_task as dataset_task
+from mugrpo_jax.tasks.dataset_files import load_problems as load_problems
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
-from mugrpo_jax.tasks.presets import PRESETS as PRESETS
-from mugrpo_jax.tasks.presets import Preset as Preset
-from mugrpo_jax.tasks.presets import preset_task as preset_task
 from mugrpo_jax.tasks.rewards import ANSWER_READERS as ANSWER_READERS
 from mugrpo_jax.tasks.rewards import REWARDS as REWARDS
 from mugrpo_jax.tasks.rewards import arithmetic_reward as arithmetic_reward
@@ -37,10 +41,6 @@ from mugrpo_jax.tasks.scoring import Score as Score
 from mugrpo_jax.tasks.scoring import Scorer as Scorer
 from mugrpo_jax.tasks.scoring import ScoringPool as ScoringPool
 from mugrpo_jax.tasks.scoring import make_scorer as make_scorer
-from mugrpo_jax.tasks.sources import ANSWER_PARTS as ANSWER_PARTS
-from mugrpo_jax.tasks.sources import Columns as Columns
-from mugrpo_jax.tasks.sources import dataset_task as dataset_task
-from mugrpo_jax.tasks.sources import load_problems as load_problems
 from mugrpo_jax.tasks.task import Message as Message
 from mugrpo_jax.tasks.task import Problem as Problem
 from mugrpo_jax.tasks.task import Prompt as Prompt

@@ -5,7 +5,7 @@ import random
 import re
 from fractions import Fraction
 
-from mugrpo_jax.tasks.generated_task import check_integer, generated_task
+from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
 _LONGEST = 200  # most characters of an expression; a short one cannot exhaust the parser's recursion

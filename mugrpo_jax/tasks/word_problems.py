@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mugrpo_jax.tasks.generated_task import check_integer, generated_task
+from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
 NAMES = (

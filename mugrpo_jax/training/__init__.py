@@ -7,7 +7,7 @@ from mugrpo_jax.training.state import TrainState as TrainState
 from mugrpo_jax.training.state import init_state as init_state
 from mugrpo_jax.training.state import start_stage as start_stage
 from mugrpo_jax.training.state import state_sharding as state_sharding
-from mugrpo_jax.training.step import StepOptions as StepOptions
-from mugrpo_jax.training.step import UpdateStep as UpdateStep
 from mugrpo_jax.training.supervised import cross_entropy as cross_entropy
 from mugrpo_jax.training.supervised import solution_updates as solution_updates
+from mugrpo_jax.training.update_step import StepOptions as StepOptions
+from mugrpo_jax.training.update_step import UpdateStep as UpdateStep

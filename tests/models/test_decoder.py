@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import models
-from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
+from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.rope import rotation
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mugrpo_jax.models import decoder
-from mugrpo_jax.models.config import read_hf
 from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.model_config import read_hf
 
 FIXTURES = Path(__file__).parent / "fixtures" / "parity"
 FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())

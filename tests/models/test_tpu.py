@@ -14,7 +14,7 @@ from mugrpo_jax import models
 from mugrpo_jax.planning import compile_plan, find_topology, plan_run
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.program_cost import HloProgram
-from mugrpo_jax.planning.run_programs import _compile, programs_of
+from mugrpo_jax.planning.programs import _compile, programs_of
 
 pytestmark = [
     pytest.mark.skipif(

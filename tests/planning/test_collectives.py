@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.models import logprobs
-from mugrpo_jax.planning import run_programs as planned
+from mugrpo_jax.planning import programs as planned
 from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.rollouts import Shape
-from mugrpo_jax.training import step as training_step
+from mugrpo_jax.training import update_step as training_step
 
 # All sizes are different, so that the shape of an array identifies it.
 MODEL = models.ModelConfig(

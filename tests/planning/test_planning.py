@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.cli.main import main
-from mugrpo_jax.models.config import from_hf, to_hf
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.models.io.loading import load_model, model_shape, tiny_shape
+from mugrpo_jax.models.model_config import from_hf, to_hf
 from mugrpo_jax.planning import (
     CHIPS,
     Assumptions,
@@ -27,8 +27,8 @@ from mugrpo_jax.planning import (
 )
 from mugrpo_jax.planning.call_time import call_time
 from mugrpo_jax.planning.program_cost import HloProgram
+from mugrpo_jax.planning.programs import largest_shapes
 from mugrpo_jax.planning.proposal import candidates, nearest_fit
-from mugrpo_jax.planning.run_programs import largest_shapes
 from mugrpo_jax.rollouts import plan_buckets
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from synthetic import write_run
 from mugrpo_jax import report
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.report import run_history as history
-from mugrpo_jax.report import staleness_law as law
+from mugrpo_jax.report import staleness_position as law
 
 
 def cut(folder, lines):

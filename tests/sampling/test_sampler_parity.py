@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mugrpo_jax.models.config import read_hf
 from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.model_config import read_hf
 from mugrpo_jax.sampling import Request, Sampler, plan_sampler
 
 FIXTURES = Path(__file__).parents[1] / "models" / "fixtures" / "parity"

@@ -10,7 +10,7 @@ from jax.experimental import topologies
 from mugrpo_jax.models import make_mesh
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
-from mugrpo_jax.sampling.plan import _TURN
+from mugrpo_jax.sampling.sampler_plan import _TURN
 
 GB = 10**9
 QWEN_7B = dataclasses.replace(KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"], max_positions=32_768)

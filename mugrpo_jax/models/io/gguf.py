@@ -12,13 +12,13 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from mugrpo_jax.models.config import ModelConfig, RopeScaling
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
-from mugrpo_jax.models.model import Params
+from mugrpo_jax.models.model_config import ModelConfig, RopeScaling
 from mugrpo_jax.models.rope import frequencies
 from mugrpo_jax.models.tokenizer import HFTokenizer, fast_tokenizer
+from mugrpo_jax.models.weights import Params
 
 if TYPE_CHECKING:
     import gguf

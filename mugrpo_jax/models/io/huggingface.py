@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
-from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
-from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, Tokenizer
+from mugrpo_jax.models.weights import Params, param_sharding
 
 SHARD_BYTES = 5_000_000_000
 _WEIGHTS_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"

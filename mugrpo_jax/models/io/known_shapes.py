@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mugrpo_jax.models.config import ModelConfig, RopeScaling
+from mugrpo_jax.models.model_config import ModelConfig, RopeScaling
 
 _QWEN2_7B = ModelConfig(
     vocab_size=152_064,

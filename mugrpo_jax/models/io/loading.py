@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mugrpo_jax.models import config as configs
 from mugrpo_jax.models import decoder
-from mugrpo_jax.models.config import ModelConfig
+from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.gguf import GGUFFile
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
-from mugrpo_jax.models.model import Params, param_sharding
+from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
+from mugrpo_jax.models.weights import Params, param_sharding
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -15,10 +15,10 @@ import pytest
 import tiny_checkpoints as tiny
 
 from mugrpo_jax.models import decoder, make_mesh
-from mugrpo_jax.models.config import read_hf
 from mugrpo_jax.models.io import huggingface as hf
 from mugrpo_jax.models.io import safetensors_file
-from mugrpo_jax.models.model import cast, param_sharding
+from mugrpo_jax.models.model_config import read_hf
+from mugrpo_jax.models.weights import cast, param_sharding
 
 
 def assert_same(got, wanted):

@@ -21,7 +21,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_rank, check_shape
-from mugrpo_jax.objectives._formula import on_tokens, token_advantages
+from mugrpo_jax.objectives._objective import on_tokens, token_advantages
 
 LEVELS = ("token", "sequence", "geometric")
 

@@ -9,7 +9,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_rank, check_shape
-from mugrpo_jax.objectives._formula import on_tokens
+from mugrpo_jax.objectives._objective import on_tokens
 from mugrpo_jax.objectives.metrics import mean_over
 
 

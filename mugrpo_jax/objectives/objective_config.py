@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from mugrpo_jax.objectives._checks import check_choice
-from mugrpo_jax.objectives._formula import Objective
-from mugrpo_jax.objectives.batch_bounds import bapo, m2po
-from mugrpo_jax.objectives.clipped import dapo, decoupled_ppo, dr_grpo, grpo
-from mugrpo_jax.objectives.divergence import dppo
+from mugrpo_jax.objectives._objective import Objective
+from mugrpo_jax.objectives.batch_bound_losses import bapo, m2po
+from mugrpo_jax.objectives.clipped_losses import dapo, decoupled_ppo, dr_grpo, grpo
+from mugrpo_jax.objectives.dppo_loss import dppo
 from mugrpo_jax.objectives.mu_grpo_loss import mu_grpo
 from mugrpo_jax.objectives.p3o_loss import p3o
-from mugrpo_jax.objectives.prefix import ctpo, minpro, pnpo
-from mugrpo_jax.objectives.sequence import gmpo, gspo, topr, vespo
-from mugrpo_jax.objectives.soft import cispo, gppo, sapo
+from mugrpo_jax.objectives.prefix_losses import ctpo, minpro, pnpo
+from mugrpo_jax.objectives.sequence_losses import gmpo, gspo, topr, vespo
+from mugrpo_jax.objectives.soft_losses import cispo, gppo, sapo
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {

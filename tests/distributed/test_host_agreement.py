@@ -5,7 +5,7 @@ import pytest
 
 from mugrpo_jax import distributed, models
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.distributed import agree
+from mugrpo_jax.distributed import host_agreement as agree
 
 
 def test_one_process_agrees_with_itself():

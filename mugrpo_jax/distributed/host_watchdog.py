@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from mugrpo_jax.distributed.agree import BARRIER_MS
+from mugrpo_jax.distributed.host_agreement import BARRIER_MS
 from mugrpo_jax.distributed.jax_internals import coordination_client
 
 GONE = 75  # exit status of a host that ends because another host is gone; EX_TEMPFAIL: try again

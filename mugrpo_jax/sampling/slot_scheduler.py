@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.sampling.engine import Engine, LoopResult
-from mugrpo_jax.sampling.plan import SamplerPlan
 from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
 from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 
 @dataclasses.dataclass

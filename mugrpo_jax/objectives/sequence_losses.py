@@ -7,7 +7,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_flag, check_number
-from mugrpo_jax.objectives._formula import (
+from mugrpo_jax.objectives._objective import (
     Terms,
     Tokens,
     mean_log_ratio,

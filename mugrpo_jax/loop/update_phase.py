@@ -6,8 +6,8 @@ from typing import Any
 
 from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.loop.context import RunContext
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import RolloutFolder, UpdateStream
 from mugrpo_jax.runs import progress
 from mugrpo_jax.training import Cursor, TrainState

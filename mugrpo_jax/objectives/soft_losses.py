@@ -6,7 +6,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, beyond_dual_clip, min_form, objective
+from mugrpo_jax.objectives._objective import Terms, Tokens, beyond_dual_clip, min_form, objective
 
 
 @objective("token_mean")

@@ -17,9 +17,9 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.report.live import LiveReport
-from mugrpo_jax.rollouts.generate import StageRequests
-from mugrpo_jax.runs.folder import RunFolder
+from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
+from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
-from mugrpo_jax.rollouts.store import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request, read_ahead
 from mugrpo_jax.tasks import Problem, Scorer

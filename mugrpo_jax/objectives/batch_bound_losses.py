@@ -12,7 +12,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective, read_log_ratio
+from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective, read_log_ratio
 from mugrpo_jax.objectives.bisection import largest_float
 from mugrpo_jax.objectives.metrics import mean_over
 

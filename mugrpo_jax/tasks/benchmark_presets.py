@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from mugrpo_jax.tasks.sources import Columns, dataset_task
+from mugrpo_jax.tasks.dataset_files import Columns, dataset_task
 from mugrpo_jax.tasks.task import Task, as_prompt
 from mugrpo_jax.tasks.word_problems import INSTRUCTION
 

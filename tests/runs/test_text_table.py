@@ -2,7 +2,7 @@
 
 import pytest
 
-from mugrpo_jax.runs.text import text_table
+from mugrpo_jax.runs.text_table import text_table
 
 ROWS = [["name", "n"], ["a", "10"], ["long name", ""]]
 

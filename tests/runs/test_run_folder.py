@@ -4,7 +4,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.runs.folder import RunFolder
+from mugrpo_jax.runs.run_folder import RunFolder
 
 
 def test_a_run_may_continue_with_other_display_settings_and_nothing_else(tmp_path):

@@ -11,10 +11,15 @@ import jax
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.context import RunContext
 from mugrpo_jax.loop.resume import leave_if_stopped, save
+from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import RolloutFolder, open_stage
-from mugrpo_jax.rollouts.generate import StageRequests, stage_requests, training_problem, write_shards
+from mugrpo_jax.rollouts.generate_rollouts import (
+    StageRequests,
+    stage_requests,
+    training_problem,
+    write_shards,
+)
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
 from mugrpo_jax.setup.sizes import rollout_settings

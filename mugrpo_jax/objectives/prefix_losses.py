@@ -8,7 +8,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, min_form, objective, through_own_token
+from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective, through_own_token
 from mugrpo_jax.objectives.kl import safe_exp
 
 

@@ -6,7 +6,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_number
-from mugrpo_jax.objectives._formula import Terms, Tokens, objective
+from mugrpo_jax.objectives._objective import Terms, Tokens, objective
 
 DIVERGENCES = {"tv": 0.15, "kl": 0.05}
 """The divergences of DPPO and the paper's threshold for each."""

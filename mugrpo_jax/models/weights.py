@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from mugrpo_jax.models.attention import Backend
-from mugrpo_jax.models.packing import Packing
+from mugrpo_jax.models.row_packing import Packing
 from mugrpo_jax.models.sharding import RULES, spec
 
 Params = dict[str, Any]
