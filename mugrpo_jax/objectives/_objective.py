@@ -102,12 +102,17 @@ def aggregate(
 
     `weights` scale the policy term. The penalty, the KL term and the entropy bonus see every valid token.
     """
-    _check_shared(tokens.mask.shape, kl_estimator, kl_coef, entropy_coef, max_length)
-    _check_arrays(tokens.mask.shape, weights=weights, reference_logp=reference_logp, entropy=entropy)
-    _check_needed(tokens.mask.shape, kl_coef=(kl_coef, "reference_logp", reference_logp))
-    _check_needed(tokens.mask.shape, entropy_coef=(entropy_coef, "entropy", entropy))
+    shape = tokens.mask.shape
+    check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
+    if max_length is not None:
+        check_number("max_length", max_length, strict=True)
+    for name, array in {"weights": weights, "reference_logp": reference_logp, "entropy": entropy}.items():
+        if array is not None:
+            check_shape(name, array, shape)
+    _check_coefficient("kl_coef", kl_coef, "reference_logp", reference_logp, shape)
+    _check_coefficient("entropy_coef", entropy_coef, "entropy", entropy, shape)
     if denominator is None:
-        budget = max_length or tokens.mask.shape[1]
+        budget = max_length or shape[1]
         denominator = count_denominator(tokens.mask, aggregation, max_length=budget)
     shares = token_shares(tokens.mask, aggregation, denominator=denominator)
     metrics = {"tokens": tokens.total, **terms.metrics}
@@ -147,31 +152,13 @@ def _public_signature(formula: Callable[..., Terms], aggregation: str) -> inspec
     )
 
 
-def _check_shared(
-    shape: tuple[int, ...],
-    kl_estimator: str,
-    kl_coef: ArrayLike,
-    entropy_coef: ArrayLike,
-    max_length: int | None,
+def _check_coefficient(
+    name: str, value: ArrayLike, array_name: str, array: ArrayLike | None, shape: tuple[int, ...]
 ) -> None:
-    check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
-    check_number("kl_coef", kl_coef)
-    check_number("entropy_coef", entropy_coef)
-    if max_length is not None:
-        check_number("max_length", max_length, strict=True)
-
-
-def _check_arrays(shape: tuple[int, ...], **arrays: ArrayLike | None) -> None:
-    for name, array in arrays.items():
-        if array is not None:
-            check_shape(name, array, shape)
-
-
-def _check_needed(shape: tuple[int, ...], **coefficients: tuple[ArrayLike, str, ArrayLike | None]) -> None:
-    """Refuse a coefficient whose array was not given."""
-    for name, (value, array_name, array) in coefficients.items():
-        if array is None and not (is_number(value) and value == 0):
-            raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
+    """Refuse a coefficient that is negative, or whose array was not given."""
+    check_number(name, value)
+    if array is None and not (is_number(value) and value == 0):
+        raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
 
 
 def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:
@@ -240,5 +227,5 @@ def mean_log_ratio(tokens: Tokens) -> jax.Array:
 
 
 def through_own_token(weight: jax.Array, tokens: Tokens) -> jax.Array:
-    """`sg(w_t) · π_t / sg(π_t)`: the value of the weight, with the gradient of the token's own log-prob."""
+    """Multiply a constant weight by a 1 that has the gradient of the token's own log-prob."""
     return stop_gradient(weight) * jnp.exp(tokens.logp - stop_gradient(tokens.logp))

@@ -1,4 +1,7 @@
-"""GRPO and its closest relatives: the clipped surrogate `min(ρ A, clip(ρ, low, high) A)`."""
+"""GRPO and its closest relatives, which clip the ratio: `min(ρ A, clip(ρ, low, high) A)`.
+
+Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+"""
 
 import jax.numpy as jnp
 from jax.lax import stop_gradient
@@ -78,13 +81,14 @@ def dapo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """DAPO: a higher upper bound and a mean over tokens (arXiv 2503.14476).
+    """DAPO: GRPO with a higher upper bound on the ratio and a mean over all tokens (arXiv 2503.14476).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
 
-    The rest of the method happens before the loss. Groups with equal rewards are left out of the batch
-    (`equal_groups`; in a run `batch.equal_groups: drop`, which does not sample others instead). Overlong
-    responses are penalised in the reward (`overlong_penalty`; in a run `overlong_buffer`).
+    The rest of the method happens before the loss. Groups with equal rewards are left out of the batch: see
+    `equal_groups`, or `batch.equal_groups: drop` in a config. Unlike in the paper, no new groups are sampled
+    to replace them. Too long responses are penalised in the reward: see `overlong_penalty`, or
+    `overlong_buffer` in a config.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
@@ -112,7 +116,7 @@ def decoupled_ppo(
 ) -> Terms:
     """Decoupled PPO: the trust region is around a proximal policy, not the behavior (arXiv 2110.00641).
 
-        J_t = sg(min(π_prox / b, 5)) · min(u_t A, clip(u_t, 0.8, 1.2) A)     u_t = π / π_prox
+        J_t = stop_gradient(min(π_prox / b, 5)) · min(u_t A, clip(u_t, 0.8, 1.2) A)     u_t = π / π_prox
 
     The proximal policy follows the training. The first factor corrects for stale data; the clip measures
     recent steps only (used for asynchronous training in arXiv 2505.24298, whose code drops tokens above the

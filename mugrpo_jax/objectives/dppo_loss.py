@@ -24,7 +24,7 @@ def dppo(
 ) -> Terms:
     """DPPO: drop tokens whose probability has moved too far away (arXiv 2602.04879).
 
-        J_t = sg(M_t · min(ρ_t, 5)) · A · log π
+        J_t = stop_gradient(M_t · min(ρ_t, 5)) · A · log π
         M_t = 0   if D_t > δ and the update moves the token further: A > 0 and ρ > 1, or A < 0 and ρ < 1
         tv        D_t = |π − b|
         kl        D_t = b log(b / π) + (1 − b) log((1 − b) / (1 − π))

@@ -57,10 +57,11 @@ def mis_mask(
     high: ArrayLike = 2.0,
     level: str = "token",
 ) -> jax.Array:
-    """Masked importance sampling: drop what lies outside `[low, high]`.
+    """Masked importance sampling: True where the ratio is inside `[low, high]`, False for dropped tokens.
 
     Args:
-      low, high: bounds on the ratio. The defaults are ours; verl uses 0.999 and 1.001 for `geometric`.
+      low, high: bounds on the ratio. The defaults are this project's; verl uses 0.999 and 1.001 with
+        `level="geometric"`.
       level: one of `LEVELS`.
 
     >>> mis_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5]])), jnp.ones((1, 3))).tolist()

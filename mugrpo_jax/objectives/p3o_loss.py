@@ -15,7 +15,7 @@ from mugrpo_jax.objectives.metrics import mean_over
 def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) -> Terms:
     """P3O: the effective sample size caps the ratio and sets a pull to the behavior (arXiv 2605.12380).
 
-        L_t = −sg(min(ρ_t, e)) · A · log π + (1 − e) · K_t
+        L_t = −stop_gradient(min(ρ_t, e)) · A · log π + (1 − e) · K_t
         K_t = l_t + exp(clip(−l_t, −10, 10)) − 1        e = effective_sample_size(l, m)
 
     The cap is e itself, on one side only. The method's entropy bonus and its k3 penalty towards a reference

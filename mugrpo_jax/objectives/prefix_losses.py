@@ -1,4 +1,7 @@
-"""Objectives whose weight depends on the tokens before, a prefix that the policy may no longer reach."""
+"""Losses whose importance weight depends on the ratios of all tokens up to the current one.
+
+Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+"""
 
 from collections.abc import Callable
 
@@ -90,7 +93,7 @@ def ctpo(
 def minpro(tokens: Tokens) -> Terms:
     """MinPRO: each ratio times the smallest ratio before it (arXiv 2601.22718).
 
-        J_t = sg(min_{s < t} ρ_s) · ρ_t · A     with 1 for the first token
+        J_t = stop_gradient(min_{s < t} ρ_s) · ρ_t · A     with 1 for the first token
 
     The least likely token stands for the whole prefix, instead of the product of all its ratios. Nothing else
     bounds the ratio: pass `weights` for that.

@@ -1,4 +1,7 @@
-"""Objectives with one weight for a whole response."""
+"""Losses with one importance weight for a whole response.
+
+Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+"""
 
 import math
 
@@ -34,8 +37,8 @@ def gspo(
 
         s_i = exp(mean_t l_t)        J_t = min(s_i A, clip(s_i, 1 − 3e-4, 1 + 4e-4) A)
 
-    The `token` form (GSPO-token) replaces s_i by `sg(s_i) · π / sg(π)`. It has the same values, but the
-    gradient of each token is weighted by the token's own advantage.
+    The `token` form (GSPO-token) has the same values, but the gradient flows only through the token's own
+    log-prob, so each token is weighted by its own advantage.
 
     Args:
       clip_low, clip_high: bounds on s.
@@ -92,7 +95,7 @@ def topr(tokens: Tokens, *, length_normalized: bool = False) -> Terms:
     """TOPR: full weight on good responses, truncated importance weight on bad ones (arXiv 2503.14286).
 
         J_t = A · log π                             for A > 0
-        J_t = sg(clip(ratio_i, 0, 1)) · A · log π   for A < 0
+        J_t = stop_gradient(clip(ratio_i, 0, 1)) · A · log π   for A < 0
 
     The ratio is that of the response, `exp(Σ_t l_t)`, or `exp(mean_t l_t)` when length-normalised.
 
@@ -128,7 +131,7 @@ def vespo(
 ) -> Terms:
     """VESPO: a smooth kernel on the ratio of the whole response (arXiv 2602.10693).
 
-        J_t = sg(φ(W_i)) · A · log π     W_i = exp(Σ_t l_t)     φ(W) = W^k exp(λ (1 − W))
+        J_t = stop_gradient(φ(W_i)) · A · log π     W_i = exp(Σ_t l_t)     φ(W) = W^k exp(λ (1 − W))
 
     φ(1) = 1. The kernel suppresses responses that have become unlikely (W^k) as well as those that have
     become much more likely (e^−λW), without a length normalisation and without a clip.

@@ -1,4 +1,7 @@
-"""Objectives in which a token beyond the bounds keeps a bounded gradient instead of none."""
+"""Losses in which a token beyond the bounds keeps a bounded gradient instead of none.
+
+Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ from mugrpo_jax.objectives._objective import Terms, Tokens, beyond_dual_clip, mi
 def cispo(tokens: Tokens, *, clip_low: ArrayLike = 0.0, clip_high: ArrayLike = 5.0) -> Terms:
     """CISPO: clip the importance weight, not the update (arXiv 2506.13585).
 
-        J_t = sg(clip(ρ_t, 0, 5)) · A · log π
+        J_t = stop_gradient(clip(ρ_t, 0, 5)) · A · log π
 
     Every token keeps a gradient; its weight is bounded. A lower bound of 0 is no bound.
 
@@ -41,12 +44,12 @@ def gppo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """GPPO: the values of PPO, with a gradient on clipped tokens (arXiv 2508.07629).
+    """GPPO: the same loss value as PPO, but clipped tokens keep a gradient (arXiv 2508.07629).
 
-        J_t = min(ρ_t A, sg(clip(ρ_t, 0.8, 1.28) / ρ_t) ρ_t A)
+        J_t = min(ρ_t A, stop_gradient(clip(ρ_t, 0.8, 1.28) / ρ_t) ρ_t A)
 
-    A clipped token pushes with the weight of its bound: `d J / d log π = clip(ρ) A`. The authors' code also
-    has a dual clip of 3, which keeps no gradient; here it is off by default.
+    A clipped token has the gradient of a token at the bound: `d J / d log π = clip(ρ) A`. The authors' code
+    also has a dual clip at ρ = 3, beyond which the gradient is zero. Here it is off by default.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
@@ -62,7 +65,7 @@ def gppo(
     """
     check_bounds(clip_low, clip_high)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    # exp(l − sg(l)) is ρ / sg(ρ) without a division by a tiny ratio: its value is 1, its gradient is 1.
+    # A factor with value 1 and gradient 1, computed without a division by a tiny ratio.
     one = jnp.exp(tokens.log_ratio - stop_gradient(tokens.log_ratio))
     policy = jnp.where(clipped, stop_gradient(surrogate) * one, surrogate)
     if dual_clip is not None:

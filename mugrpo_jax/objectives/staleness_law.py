@@ -204,7 +204,7 @@ class FinishedRun(NamedTuple):
 
 
 class StalenessFit(NamedTuple):
-    """The fitted constants with their intervals, and how many runs they misplace."""
+    """The result of `fit_staleness`: constants, their intervals, and how many runs they classify wrongly."""
 
     constants: StalenessConstants
     stale_interval: tuple[float, float]  # the gap between tolerable and too large S · η

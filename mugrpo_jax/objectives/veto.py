@@ -1,4 +1,4 @@
-"""The negative-advantage veto of µ-GRPO (arXiv 2605.17570)."""
+"""The negative-advantage veto of µ-GRPO (arXiv 2605.17570): which tokens of bad responses leave the loss."""
 
 import math
 
