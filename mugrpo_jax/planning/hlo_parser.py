@@ -68,6 +68,9 @@ def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
             current = None
         elif current is not None and line.startswith("  ") and " = " in line:
             instruction = _instruction(line)
+            for operand in instruction.operands:
+                if "#" in operand and operand not in current:
+                    current[operand] = _element(current, operand)
             current[instruction.name] = instruction
     return entry, computations
 
@@ -78,7 +81,7 @@ def _instruction(line: str) -> Instruction:
     kind, rest = _take(rest) if rest.startswith("(") else rest.split(" ", 1)
     op, _, rest = rest.strip().partition("(")
     inside, attributes = _take("(" + rest)
-    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+    operands = tuple(re.findall(r"%([\w.\-]+(?:#\d+)?)", inside))
     shapes = tuple(
         Shape(dtype, tuple(int(d) for d in dims.split(",") if d), "S(" not in (layout or ""))
         for dtype, dims, layout in _SHAPE.findall(kind)
@@ -86,6 +89,13 @@ def _instruction(line: str) -> Instruction:
     # The number of a parameter and the value of a constant are written in place of operands.
     attributes = inside[1:-1] if op in ("parameter", "constant") else attributes
     return Instruction(left.removeprefix("ROOT ").lstrip("%"), op, shapes, operands, attributes, root)
+
+
+def _element(table: dict[str, Instruction], operand: str) -> Instruction:
+    """The instruction that `%tuple#2` stands for in programs of newer TPU compilers: a get-tuple-element."""
+    name, _, index = operand.partition("#")
+    shapes = table[name].shapes[int(index) : int(index) + 1]
+    return Instruction(operand, "get-tuple-element", shapes, (name,), f", index={index}", False)
 
 
 def _take(text: str) -> tuple[str, str]:

@@ -231,7 +231,7 @@ def test_the_plan_counts_what_the_run_writes(run, place):
 
 
 def test_the_plan_of_a_folder_reads_only_its_config(tmp_path, place):
-    shape = models.config.to_hf(tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
+    shape = models.model_config.to_hf(tiny_shape(load_model("tiny").tokenizer, hidden_size=512))
     (tmp_path / "config.json").write_text(json.dumps(shape))
     config = configs.load(place / "tiny.yaml", [f"model.source={tmp_path}"])
     one = models.make_mesh(devices=jax.devices()[:1])

@@ -18,7 +18,8 @@ from mugrpo_jax.planning.programs import _compile, programs_of
 
 pytestmark = [
     pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; scripts/test installs it"
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu is not installed; it exists for x86-64 Linux",
     ),
 ]
 

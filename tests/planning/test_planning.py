@@ -158,6 +158,35 @@ def test_loops_count_as_often_as_they_run():
     assert 7 * 4 * 32 * 32 <= cost.bytes <= 3 * 7 * 4 * (32 * 32 + 2 * 8 * 32)
 
 
+def test_elements_of_a_tuple_may_be_written_with_a_hash():
+    """Newer TPU compilers write `%state#0` where others have a get-tuple-element."""
+    text = """HloModule loop
+
+%condition (state: (s32[], f32[8,8])) -> pred[] {
+  %limit = s32[] constant(5)
+  %state = (s32[], f32[8,8]) parameter(0)
+  ROOT %less = pred[] compare(%state#0, %limit), direction=LT
+}
+
+%body (state.1: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %one = s32[] constant(1)
+  %state.1 = (s32[], f32[8,8]) parameter(0)
+  %next = s32[] add(%state.1#0, %one)
+  %product = f32[8,8] dot(%state.1#1, %state.1#1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %both = (s32[], f32[8,8]) tuple(%next, %product)
+}
+
+ENTRY %main (start: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %start = (s32[], f32[8,8]) parameter(0)
+  ROOT %loop = (s32[], f32[8,8]) while(%start), condition=%condition, body=%body
+}
+"""
+    cost = HloProgram(text, 1).cost()
+    assert cost.flops == 5 * 2 * 8 * 8 * 8
+    matrices = 5 * 3 * 8 * 8 * 4  # two operands and the product of each step, not the whole tuple
+    assert matrices <= cost.bytes < matrices + 5 * 4 * 8
+
+
 def test_a_loop_of_unknown_length_counts_once():
     mesh = models.make_mesh(devices=jax.devices()[:1])
 
