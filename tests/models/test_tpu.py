@@ -19,7 +19,7 @@ from mugrpo_jax.planning.programs import _compile, programs_of
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None,
-        reason="libtpu is not installed; it exists for x86-64 Linux",
+        reason="needs libtpu, which exists for x86-64 Linux",
     ),
 ]
 

@@ -13,7 +13,7 @@ from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.models.sharding import placed
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed; it exists for x86-64 Linux"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, which exists for x86-64 Linux"
 )
 
 QWEN_7B = KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"]
