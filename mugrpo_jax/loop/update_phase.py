@@ -63,11 +63,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
 
 
 def _record(
-    run: RunContext,
-    bar: Any,
-    about: tuple[Cursor, Any],
-    metrics: dict[str, float],
-    seconds: dict[str, float],
+    run: RunContext, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: dict[str, float]
 ) -> None:
     cursor, data = about
     run.stop.agree(metrics.pop("stop", 0.0) > 0)

@@ -185,11 +185,7 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
             batch["behavior_logp"][i, start:end] = row.behavior_logp
             batch["advantages"][i] = row.advantage
     packing = plan_packing(
-        lengths,
-        (rows, length),
-        tokens=share,
-        groups=len(groups),
-        shared=shared if buckets.share else None,
+        lengths, (rows, length), tokens=share, groups=len(groups), shared=shared if buckets.share else None
     )
     places = np.pad(padded.reshape(len(groups), -1), ((0, 0), (0, 1)))  # a zero for empty places
     tokens = np.take_along_axis(places, np.asarray(packing.packed_from), axis=1)

@@ -19,10 +19,7 @@ _cut = functools.partial(largest_integer, high=2**32 - 1, dtype=jnp.uint32)
 
 
 def transform_logits(
-    logits: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array | None = None,
-    top_p: jax.Array | None = None,
+    logits: jax.Array, temperature: jax.Array, top_k: jax.Array | None = None, top_p: jax.Array | None = None
 ) -> jax.Array:
     """Unnormalised log-probs of the distribution sampled from.
 
