@@ -17,9 +17,9 @@ _SEED_PATH = 1 << 20  # in the place of a stage's number, for the seeds of held-
 
 
 def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> float | None:
-    """Held-out accuracy of the current weights; None if the config does not ask for it here.
+    """Return the held-out accuracy of the current weights, or None if no evaluation is due at this cursor.
 
-    It is measured once per position of the run, and read from the journal after that.
+    If the journal already has the accuracy for this number of updates, it is not measured again.
     """
     if not (run.config.evaluation.problems and len(run.task.test) and _due(run, cursor)):
         return None

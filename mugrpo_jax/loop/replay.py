@@ -16,7 +16,7 @@ from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 
 def rollouts(config: RunConfig) -> RolloutFolder:
-    """The rollouts that `config` replays, after checking their files and their origin."""
+    """Check and return the rollouts of the other run that `config` replays."""
     other, other_config = _other(config)
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:

@@ -13,7 +13,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
-    """The newest checkpoint, or where the run starts: a replayed stage, a warm start, or the model."""
+    """Restore the newest checkpoint; without one, start from a replayed stage, a warm start or the model."""
     make = jax.jit(
         lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
     )

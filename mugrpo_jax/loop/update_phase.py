@@ -16,9 +16,9 @@ from mugrpo_jax.training import Cursor, TrainState
 def optimise(
     run: RunContext, state: TrainState, stage: int, rollouts: RolloutFolder, cursor: Cursor
 ) -> Iterator[tuple[TrainState, Cursor]]:
-    """The stage's µ updates, from the cursor's position; yields after each one is dispatched.
+    """Take the µ updates of a stage, starting at the cursor; yield after each update is dispatched.
 
-    The device may still be computing it: metrics are read, and written to the journal, some updates later.
+    The device may still be computing then. So metrics are written to the journal some updates later.
     """
     config, batch = run.config, run.config.batch
     with progress.bar(batch.updates_per_stage, f"stage {stage}: update", "upd", cursor.update) as bar:

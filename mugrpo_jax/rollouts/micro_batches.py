@@ -1,7 +1,7 @@
-"""Where an update's micro-batches are chosen: few fixed shapes, and rows packed into them without padding.
+"""Split an update into micro-batches of a few fixed shapes, and pack rows into them without padding.
 
-Rows are sorted by length and cut into micro-batches of these shapes under a token budget. The denominator of
-the objective is that of the whole update, so the sum of the gradients is that of a single padded batch.
+Rows are sorted by length and split into micro-batches with a limited number of tokens. The loss is divided by
+the denominator of the whole update, so the gradients sum up to the gradient of a single padded batch.
 """
 
 import dataclasses
@@ -45,11 +45,11 @@ class Buckets:
     share: bool = False
 
     def fit(self, length: int) -> int:
-        """The smallest bucket that holds `length` tokens."""
+        """Return the smallest row length that holds `length` tokens."""
         return next(bucket for bucket in self.lengths if bucket >= length)
 
     def rows(self, length: int) -> int:
-        """Rows of this length that fill a micro-batch."""
+        """Return how many rows of this length fill a micro-batch."""
         return self.groups * max(self.tokens // self.groups // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
@@ -92,12 +92,12 @@ class Row(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response."""
+        """Number of tokens in prompt and response together."""
         return len(self.prompt) + len(self.response)
 
 
 def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of a micro-batch's arrays, to compile for."""
+    """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data."""
     rows, packed = (shape.rows, shape.length), (groups, shape.tokens // groups)
     sizes = {
         "mask": (rows, np.float32),
@@ -111,7 +111,7 @@ def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeS
 
 
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
-    """Rows, longest first, packed into micro-batches of the buckets' shapes."""
+    """Pack rows, longest first, into micro-batches with the shapes of `buckets`."""
     rest = _by_prompt(rows) if buckets.share else sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
@@ -124,7 +124,7 @@ def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row]:
-    """Rows with the same prompt side by side; the prompt with the longest row comes first."""
+    """Sort rows so that rows with the same prompt are adjacent; the prompt with the longest row is first."""
     together: dict[int, list[Row]] = {}
     for row in rows:
         together.setdefault(id(row.prompt), []).append(row)
@@ -193,5 +193,5 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
 
 
 def packed_tokens(batch: MicroBatch) -> int:
-    """Tokens in a micro-batch, without the empty places."""
+    """Return the number of tokens in a micro-batch, without padding."""
     return int((batch["packed_from"] < batch["padded_from"].size // len(batch["packed_from"])).sum())

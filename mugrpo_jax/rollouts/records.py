@@ -1,4 +1,4 @@
-"""One prompt with its group of responses, in memory and as bytes."""
+"""A prompt with its group of responses, and functions that convert a group to bytes and back."""
 
 import dataclasses
 from typing import Any
@@ -56,7 +56,7 @@ class Group:
 
 
 def encode(group: Group) -> bytes:
-    """A group as bytes; equal groups give equal bytes."""
+    """Convert a group to bytes. Equal groups give equal bytes."""
     return msgpack.packb(
         {
             "index": group.index,
@@ -77,7 +77,7 @@ def encode(group: Group) -> bytes:
 
 
 def decode(data: bytes) -> Group:
-    """The inverse of `encode`."""
+    """Convert bytes from `encode` back to a group."""
     raw: dict[str, Any] = msgpack.unpackb(data)
     return Group(
         index=raw["index"],

@@ -1,4 +1,4 @@
-"""From a stage's rollouts on disk to its updates: advantages, denominators, and a resumable iterator.
+"""Read the rollouts of a stage from disk and turn them into updates, with a resumable iterator.
 
 An update is exactly `prompts_per_update` groups, in an order that is shuffled in every epoch.
 """
@@ -166,9 +166,9 @@ class UpdateStream:
         return next(self._iterator)
 
     def position(self) -> dict[str, Any]:
-        """The position of the stream, for a checkpoint."""
+        """Return the position of the stream, to store it in a checkpoint."""
         return self._iterator.get_state()
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Continue from a saved position."""
+        """Continue from a position that `position` returned."""
         self._iterator.set_state(dict(position))
