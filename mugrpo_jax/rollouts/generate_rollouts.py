@@ -106,9 +106,8 @@ def write_shards(
             )
             if stopped():
                 break
-        sampled = time.monotonic()
         seconds = {
-            "sample": sampled - started,
+            "sample": time.monotonic() - started,
             "score_wait": writer.finish(wait=not stopped()),
             "write": writer.write_seconds,
             "device_idle": sampler.stats.host_seconds,

@@ -28,15 +28,15 @@ class Shape(NamedTuple):
 class Buckets:
     """The possible shapes of micro-batches.
 
-    Rows are packed without padding, so the cost of a micro-batch is its `tokens`; only attention depends on
-    its rows and their length. A shape has enough rows for responses of half its length, and twice as many
-    if rows share prompts.
+    Rows are packed without padding, so the cost of a micro-batch depends on its `tokens`; only attention
+    depends on the number and length of rows. A shape has enough rows if their mean length is half of the row
+    length, and twice as many rows if rows share prompts.
 
     Attributes:
       lengths: row lengths in tokens, ascending; the last fits the longest prompt and response.
       tokens: tokens in one micro-batch, at most.
-      groups: devices that split the batch; each packs its own rows.
-      share: rows with the same prompt are adjacent, and the prompt is packed once, except its last token.
+      groups: number of devices that split the batch; each device packs its own rows.
+      share: True packs the prompt of adjacent rows with the same prompt only once, except its last token.
     """
 
     lengths: tuple[int, ...]
@@ -147,7 +147,7 @@ def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
 
 
 def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
-    """Rows for each group, taken in order until the next row fits in no group; and the remaining rows."""
+    """Assign rows to groups until a row fits in no group; return the rows per group and the other rows."""
     groups = buckets.groups
     taken: list[list[Row]] = [[] for _ in range(groups)]
     filled = [0] * groups

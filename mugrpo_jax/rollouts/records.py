@@ -11,12 +11,11 @@ FINISH_REASONS = ("stop", "length")
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """One response.
+    """One response with its reward.
 
     Attributes:
-      tokens: `[n]` int32, the end token included.
-      logprobs: `[n]` float32 under the distribution each token was sampled from.
-      reward: its score.
+      tokens: `[n]` int32, including the end token.
+      logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
       finish: `stop` or `length`.
       status: `ok`, or why it could not be scored (`timeout`, `crash`, `error`, `invalid`).
     """

@@ -127,7 +127,7 @@ class RolloutFolder:
 
 
 def open_stage(folder: Path) -> RolloutFolder:
-    """The rollouts of a complete stage; every shard is checked against the manifest's checksums."""
+    """Open the rollouts of a complete stage, and check every shard against the checksums in the manifest."""
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")

@@ -92,7 +92,7 @@ def make_update(
 
 
 def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: int) -> np.ndarray:
-    """Rewards `[prompts, G]` for the advantages: the task's, plus DAPO's penalty if it is on."""
+    """Return rewards `[prompts, responses]`, plus DAPO's length penalty if `overlong_buffer` is not 0."""
     rewards = np.stack([group.rewards for group in groups])
     if not overlong_buffer:
         return rewards
@@ -104,7 +104,7 @@ def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: 
 def _choose_rows(
     rows: Sequence[Sequence[Row]], equal: np.ndarray, equal_groups: str
 ) -> tuple[list[Row], list[Row]]:
-    """Rows to compute, and rows that count in the denominator."""
+    """Return the rows to compute, and the rows that the denominator includes."""
     everything = [row for group in rows for row in group]
     if equal_groups == "keep":
         return everything, everything
@@ -140,14 +140,9 @@ class UpdateStream:
         source = grain.sources.ArrayRecordDataSource([str(stage.path(i)) for i in range(stage.shards)])
         per_epoch = len(source) // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
-        order = np.concatenate(
-            [
-                np.random.default_rng((seed, stage_index, epoch)).permutation(len(source))[
-                    : per_epoch * prompts_per_update
-                ]
-                for epoch in range(epochs)
-            ]
-        )
+        rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
+        used = per_epoch * prompts_per_update
+        order = np.concatenate([rng.permutation(len(source))[:used] for rng in rngs])
         self.updates = per_epoch * epochs
         dataset = (
             grain.MapDataset.source(order.tolist())

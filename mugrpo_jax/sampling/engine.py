@@ -97,13 +97,7 @@ class Engine:
         return program(self._params, tokens, lengths)
 
     def insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
-        """Start samples in free slots.
-
-        Args:
-          prompts: the KV cache from `run_prompts`.
-          samples: one row per sample, from `slot_scheduler.entries`.
-          slots: the number of the free slot for each sample.
-        """
+        """Start samples (rows from `slot_scheduler.entries`) in free slots; `prompts` is their KV cache."""
         self.settle()
         # The program has a fixed number of entries. It ignores entries whose slot is beyond the last slot.
         width, count = self.plan.inserts, len(slots)
