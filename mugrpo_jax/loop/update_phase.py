@@ -49,7 +49,7 @@ def optimise(
 
 
 def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
-    """The update step, built once so that its programs are compiled once."""
+    """Return the update step. It is built once, so that its programs are compiled once."""
     if run.step is None:
         run.step = training.UpdateStep(
             run.setup.model,

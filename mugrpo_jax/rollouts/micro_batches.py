@@ -17,7 +17,7 @@ MicroBatch = dict[str, np.ndarray]
 
 
 class Shape(NamedTuple):
-    """Sizes of a micro-batch over all devices: `tokens` packed tokens, padded to `rows` × `length`."""
+    """The size of a micro-batch: `tokens` packed tokens, which attention pads to `rows` × `length`."""
 
     rows: int
     length: int
@@ -53,7 +53,7 @@ class Buckets:
         return self.groups * max(self.tokens // self.groups // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
-        """Shapes with this row length, largest first: whole, half and quarter, if a row fits on a device."""
+        """Return the shapes with this row length: full, half and quarter size, if a whole row still fits."""
         share = max(self.tokens // self.groups, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = 4 if self.share else 2
@@ -70,7 +70,7 @@ class Buckets:
 def plan_buckets(
     longest: int, tokens: int, groups: int = 1, *, unit: int = 64, share: bool = False
 ) -> Buckets:
-    """Buckets with row lengths of `unit` times 1, 2, 4, ... up to the longest row: few programs to compile.
+    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
 
     >>> plan_buckets(700, 4096).lengths
     (64, 128, 256, 512, 704)
@@ -133,13 +133,13 @@ def _by_prompt(rows: Sequence[Row]) -> list[Row]:
 
 
 def _common(row: Row, before: Row | None, buckets: Buckets) -> int:
-    """Tokens that `row` shares with `before`, the row in front of it, and that are not packed again."""
+    """Return how many prompt tokens of `row` are not packed because the row before has the same prompt."""
     # The last token of the prompt is packed again: the first token of the response is predicted from it.
     return len(row.prompt) - 1 if buckets.share and before and before.prompt is row.prompt else 0
 
 
 def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
-    """The smallest shape that holds all tokens if they nearly fill it, else the largest shape they fill."""
+    """Return the smallest shape for all tokens if they fill 80 % of it, else the largest that they fill."""
     whole = [shape for shape in sizes if shape.tokens >= tokens and shape.rows >= rows]
     if whole and tokens > 0.8 * whole[-1].tokens:
         return whole[-1]

@@ -35,10 +35,10 @@ class RolloutFolder:
 
     Attributes:
       folder: its path.
-      identity: what identifies these rollouts (a fingerprint of the settings, the policy's updates, the
-        stage); a folder with another identity is refused.
-      prompts: prompts in the stage.
-      prompts_per_shard: prompts in one shard; the last may hold fewer.
+      identity: fingerprint of the settings, number of updates of the policy, and stage. Reading rollouts that
+        have another identity raises an error.
+      prompts: number of prompts in the stage.
+      prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
     """
 
     folder: Path

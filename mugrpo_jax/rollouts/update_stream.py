@@ -25,14 +25,14 @@ EQUAL_GROUPS = ("keep", "skip", "drop")
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One optimizer update's data.
+    """The data of one optimizer update.
 
     Attributes:
       micro_batches: each a dict of `mask`, `behavior_logp` `[rows, length]`, `advantages` `[rows]`, and the
         packed `tokens [P, N]` with their `packed_from`, `padded_from` (see `models.Packing`); empty rows are
         all padding.
-      denominator: of the whole update, as the objective's aggregation defines it.
-      metrics: figures of the data: mean reward, lengths, share of groups with equal rewards.
+      denominator: the denominator of the whole update, which the aggregation of the objective defines.
+      metrics: mean reward, response lengths, share of equal groups and so on.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -50,11 +50,10 @@ def make_update(
     overlong_buffer: int = 0,
     equal_groups: str = "keep",
 ) -> Update:
-    """Arrange some groups as one update.
+    """Compute the advantages of some groups and pack the groups into one update.
 
     Args:
-      groups: all responses of each.
-      buckets: the shapes of micro-batches.
+      buckets: the possible shapes of micro-batches.
       advantage: how rewards become advantages, one of `objectives.ADVANTAGE_KINDS`.
       aggregation: of the objective; it decides the denominator.
       max_response: the generation budget in tokens.
@@ -122,9 +121,9 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 
 
 class UpdateStream:
-    """An iterator over a stage's updates; its position is a small dict.
+    """An iterator over the updates of a stage, which can be resumed from a saved position.
 
-    Each epoch shuffles the groups by `(seed, stage, epoch)` and gives complete updates only.
+    Each epoch has another order of the groups. Groups that do not fill an update are left out in this epoch.
     """
 
     def __init__(
