@@ -41,7 +41,6 @@ def stage_requests(
       prompts: indices of the prompts in the stage.
       problem: returns the problem for a prompt index.
       tokens: returns the prompt tokens of a problem.
-      settings: how to sample.
       stop: token ids that end a response.
       thread: the executor in which the requests are made.
     """
@@ -81,13 +80,10 @@ def write_shards(
 
     Args:
       sampler: a sampler with the weights of the behavior policy.
-      stage: the folder to write to.
       wanted: the requests; they must fill whole shards.
       scorer: scores finished responses while other responses are sampled.
-      samples: number of responses per prompt.
       decode: converts tokens to text.
       stopped: returns True if the run was asked to stop. Then incomplete shards are not written.
-      bar: a progress bar that counts responses.
 
     Returns:
       Seconds and counts for the journal, and a dict from each status except `ok` to a text about one example.

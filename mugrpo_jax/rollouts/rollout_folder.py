@@ -34,10 +34,8 @@ class RolloutFolder:
     """The folder with the rollouts of one stage.
 
     Attributes:
-      folder: its path.
       identity: fingerprint of the settings, number of updates of the policy, and stage. Reading rollouts that
         have another identity raises an error.
-      prompts: number of prompts in the stage.
       prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
     """
 

@@ -105,7 +105,6 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
     """Start samples in free slots; return the new slots, which reuse the memory of the donated `slots`.
 
     Args:
-      slots: donated.
       prompts: the KV cache from `run_prompts`.
       entries: from `pack_entries`. Their slots must all be different. An entry whose slot number is beyond
         the last slot is ignored.
@@ -145,7 +144,6 @@ def decode(
     """Sample up to `steps` tokens in every busy slot; return the new slots and the sampled tokens.
 
     Args:
-      model: the decoder.
       params: from `sampling_params`.
       slots: donated, so that the new slots reuse their memory.
       refill_at: end early when this many slots are free; above the number of slots, when all are free.

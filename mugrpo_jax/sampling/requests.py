@@ -137,7 +137,6 @@ def make_request(
 
     Args:
       prompt: token ids.
-      settings: how to sample.
       path: integers that identify the prompt, such as `(stage, index)`; the last one becomes `Request.index`.
       stop: token ids that end a response.
       numbers: which of the samples 0 to `settings.samples` - 1 to request; None requests all.

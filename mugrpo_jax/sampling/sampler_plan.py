@@ -26,7 +26,6 @@ class SamplerPlan:
     """The sizes of a sampler. `print(plan)` shows the sizes and how much memory each device needs.
 
     Attributes:
-      config: the model's shape.
       mesh: the devices of the sampler; None means the default device.
       dtype: dtype of the weights and the KV cache.
       slots: how many sequences are decoded at the same time.
