@@ -28,7 +28,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def generate_rollouts(run: RunContext, state: TrainState, stage: int, cursor: Cursor) -> RolloutFolder:
-    """All rollouts of a stage, on disk; those that exist already are kept, the others are generated."""
+    """Generate the rollouts of a stage that are not on disk yet, and return the folder with all of them."""
     config = run.config
     if config.replay.run is not None:
         return replay.rollouts(config)
@@ -79,7 +79,7 @@ def _generate(
 def _sample(
     run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, shards: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Sample, score and write some shards; the sampler's memory is free afterwards."""
+    """Sample, score and write some shards, then free the memory of the sampler."""
     key = stage, _prompts(rollouts, shards)
     ahead, run.next_requests = run.next_requests, None
     requests = ahead[1] if ahead is not None and ahead[0] == key else _requests(run, *key)
@@ -107,7 +107,7 @@ def _prompts(rollouts: RolloutFolder, shards: Sequence[int]) -> tuple[int, ...]:
 
 
 def _requests(run: RunContext, stage: int, prompts: Sequence[int]) -> StageRequests:
-    """Requests for prompts of a stage; every stage continues in the training set where the last one ended."""
+    """Return requests for prompts of a stage; a stage begins in the training set where the last one ended."""
     first = stage * run.config.prompts_per_stage
     return stage_requests(
         stage,

@@ -17,9 +17,9 @@ _SEED_PATH = 1 << 20  # in the place of a stage's number, for the seeds of held-
 
 
 def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> float | None:
-    """Held-out accuracy of the current weights; None if the config does not ask for it here.
+    """Return the held-out accuracy of the current weights, or None if no evaluation is due at this cursor.
 
-    It is measured once per position of the run, and read from the journal after that.
+    If the journal already has the accuracy for this number of updates, it is not measured again.
     """
     if not (run.config.evaluation.problems and len(run.task.test) and _due(run, cursor)):
         return None
@@ -55,7 +55,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
 
 
 def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.EvalResult | None:
-    """Each host evaluates its share of the problems; None if one of them was asked to stop."""
+    """Evaluate with each host a share of the problems; return None if any host was asked to stop."""
     settings = evaluation_settings(run.config)
     problems = list(run.task.test[: run.config.evaluation.problems])
     # Every host opens a sampler, also one without problems: it sends its part of the weights to the others.
@@ -82,7 +82,7 @@ def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.Eval
 
 
 def _due(run: RunContext, cursor: Cursor) -> bool:
-    """A stage's last update is evaluated as the start of the next stage, or as the end of the run."""
+    """Return whether to evaluate now; the last update of a stage counts as the start of the next stage."""
     every, stages = run.config.evaluation.every, run.config.stages
     if cursor.update:
         inside = cursor.update < run.config.batch.updates_per_stage

@@ -1,4 +1,4 @@
-"""Metrics of updates that the device has not finished: the host runs ahead, and reads them later."""
+"""Read the metrics of an update later, so that the host can dispatch more updates in the meantime."""
 
 import collections
 import time
@@ -30,7 +30,7 @@ class PendingMetrics:
         self.restart()
 
     def add(self, about: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """Add an update that was just dispatched; record those that are old enough."""
+        """Add an update that was just dispatched, and record updates that are `_AHEAD` updates older."""
         for value in metrics.values():
             value.copy_to_host_async()
         self._waiting.append((about, metrics))
@@ -38,7 +38,7 @@ class PendingMetrics:
             self._finish_one()
 
     def flush(self) -> None:
-        """Record all updates; call it before a checkpoint, so that a kill after it loses no record."""
+        """Record all updates. Call it before a checkpoint, so that a later SIGKILL loses no record."""
         while self._waiting:
             self._finish_one()
 

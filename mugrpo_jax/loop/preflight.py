@@ -10,7 +10,7 @@ _SOURCES = ("folder", "train", "test")
 
 
 def describe_data(config: RunConfig) -> str:
-    """The number of problems, and a shortened first problem. Data on the Hub is not downloaded."""
+    """Return a text with the number of problems and a shortened first problem, without downloads."""
     if config.replay.run is not None:
         stage = replay.rollouts(config)
         return f"data        {stage.prompts:,} prompts with their responses in {stage.folder}"

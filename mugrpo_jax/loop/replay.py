@@ -16,7 +16,7 @@ from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 
 def rollouts(config: RunConfig) -> RolloutFolder:
-    """The rollouts that `config` replays, after checking their files and their origin."""
+    """Check and return the rollouts of the other run that `config` replays."""
     other, other_config = _other(config)
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:
@@ -34,9 +34,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
 
 
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
-    """State and cursor with which the other run generated the stage, with the shardings of `targets`.
+    """Restore the state and cursor with which the other run generated the stage, sharded as `targets`.
 
-    None in stage 0 of a run without a warm start: `config` itself starts there.
+    Return None for stage 0 of a run without a warm start, because `config` has the same initial weights.
     """
     other, other_config = _other(config)
     first = config.replay.stage * other_config.batch.updates_per_stage
@@ -61,7 +61,7 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
 
 
 def _origin(config: RunConfig) -> dict[str, Any]:
-    """The settings that determine weights, rollouts and the training state's shape at a stage's start."""
+    """Return the settings on which weights, rollouts and the shape of the state at a stage start depend."""
     whole = configs.to_dict(config)
     return {
         "seed": config.seed,

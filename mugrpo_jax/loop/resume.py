@@ -1,4 +1,4 @@
-"""Where a run starts or continues, and when it saves a checkpoint."""
+"""Start or resume a run, and save checkpoints."""
 
 import jax
 
@@ -13,7 +13,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
-    """The newest checkpoint, or where the run starts: a replayed stage, a warm start, or the model."""
+    """Restore the newest checkpoint; without one, start from a replayed stage, a warm start or the model."""
     make = jax.jit(
         lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
     )
@@ -57,7 +57,7 @@ def save_if_due(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy:
 
 
 def save(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-    """Start to save a checkpoint; it is written in the background."""
+    """Start to save a checkpoint, which is then written in the background."""
     run.pending.flush()  # so that the journal is complete up to this checkpoint
     run.checkpoints.save(state, cursor, accuracy=accuracy)
     run.saved = cursor.updates

@@ -1,4 +1,4 @@
-"""An open run: the objects that all its phases share, and how they are opened and closed."""
+"""Open and close a run, and hold the objects that all its phases share."""
 
 import contextlib
 import dataclasses
@@ -28,22 +28,15 @@ from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
 
 @dataclasses.dataclass
 class RunContext:
-    """An open run.
+    """The objects that all phases of an open run share.
 
     Attributes:
-      folder: its folder with config and journal.
-      setup: model, tokenizer and devices.
       params: the initial weights; None once the training state contains them.
-      task: problems and reward.
-      optimizer: of the updates.
-      checkpoints: of the training state.
-      stop: whether the run was asked to stop.
-      report: samples and page, drawn after each stage.
-      resources: closed when the run is closed.
-      pending: metrics of the stage's updates that are not in the journal yet.
-      saved: updates done at the newest checkpoint.
-      next_requests: prompts of the next stage, and their requests, made while this stage is optimised.
-      step: the update step, built at the first update.
+      resources: everything that must be closed at the end of the run.
+      pending: metrics of updates that are not in the journal yet.
+      saved: the number of updates at the newest checkpoint.
+      next_requests: (stage, prompts) and requests of the next stage, made while this stage is optimised.
+      step: the update step; None before the first update.
     """
 
     folder: RunFolder
@@ -72,14 +65,14 @@ class RunContext:
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """Scores responses; started when it is first needed."""
+        """The scorer of responses, which is started when it is first used."""
         task = self.config.task
         scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
         return self.resources.enter_context(scorer)
 
     @functools.cached_property
     def request_thread(self) -> ThreadPoolExecutor:
-        """Makes requests ahead of the sampler."""
+        """The thread that makes requests in advance."""
         thread = ThreadPoolExecutor(1, "requests")
         self.resources.callback(thread.shutdown, cancel_futures=True)
         return thread
@@ -89,10 +82,7 @@ class RunContext:
         return None if jax.process_count() == 1 else distributed.Vote(self.setup.mesh)
 
     def stop_metric(self) -> dict[str, jax.Array]:
-        """With several hosts, whether one was asked to stop, as a metric of the update.
-
-        So all hosts read the same answer at the same update.
-        """
+        """Return as a metric whether any host must stop, so that all hosts stop at the same update."""
         return {} if self._vote is None else {"stop": self._vote(self.stop.requested)}
 
 
@@ -129,7 +119,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
 
 
 def _open_folder(path: Path, config: RunConfig) -> RunFolder:
-    """The folder of the run; the first host creates it before the others open it."""
+    """Open the folder of the run. The first host creates it before the other hosts open it."""
     folder: RunFolder | None = None
     for first in (True, False):
         with distributed.together("claim"):

@@ -30,7 +30,7 @@ from mugrpo_jax.training import Cursor
 
 
 def train(config: RunConfig, folder: Path) -> Path:
-    """Run, or continue, everything that `config` describes; returns the run's folder."""
+    """Start or resume the run that `config` describes; return the folder of the run."""
     with open_run(config, folder) as run:
         state, cursor = resume(run)
         for stage in range(cursor.stage, config.stages.stop):
@@ -48,7 +48,7 @@ def train(config: RunConfig, folder: Path) -> Path:
 
 
 def warm_start(config: RunConfig, folder: Path) -> Path:
-    """Only the supervised part of `train` and an evaluation; `train` continues from it."""
+    """Do only the warm start and an evaluation. A later `train` in the same folder continues from there."""
     with open_run(config, folder) as run:
         state, cursor = resume(run)
         held_out_accuracy(run, state, cursor)

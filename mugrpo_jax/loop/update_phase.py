@@ -16,9 +16,9 @@ from mugrpo_jax.training import Cursor, TrainState
 def optimise(
     run: RunContext, state: TrainState, stage: int, rollouts: RolloutFolder, cursor: Cursor
 ) -> Iterator[tuple[TrainState, Cursor]]:
-    """The stage's µ updates, from the cursor's position; yields after each one is dispatched.
+    """Take the µ updates of a stage, starting at the cursor; yield after each update is dispatched.
 
-    The device may still be computing it: metrics are read, and written to the journal, some updates later.
+    The device may still be computing then. So metrics are written to the journal some updates later.
     """
     config, batch = run.config, run.config.batch
     with progress.bar(batch.updates_per_stage, f"stage {stage}: update", "upd", cursor.update) as bar:
@@ -49,7 +49,7 @@ def optimise(
 
 
 def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
-    """The update step, built once so that its programs are compiled once."""
+    """Return the update step. It is built once, so that its programs are compiled once."""
     if run.step is None:
         run.step = training.UpdateStep(
             run.setup.model,
@@ -63,11 +63,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
 
 
 def _record(
-    run: RunContext,
-    bar: Any,
-    about: tuple[Cursor, Any],
-    metrics: dict[str, float],
-    seconds: dict[str, float],
+    run: RunContext, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: dict[str, float]
 ) -> None:
     cursor, data = about
     run.stop.agree(metrics.pop("stop", 0.0) > 0)

@@ -18,7 +18,7 @@ from mugrpo_jax.training import CheckpointStore, Cursor, UpdateStep
 
 
 def warm_started_weights(run: RunContext) -> Any:
-    """Weights after supervised training on the task's worked solutions; resumes from its own checkpoints."""
+    """Train on the worked solutions of the task, or resume this training, and return the weights."""
     config, total = run.config, run.config.warm_start.updates
     optimizer = training.make_optimizer(
         dataclasses.replace(
@@ -66,7 +66,7 @@ def warm_started_weights(run: RunContext) -> Any:
 
 
 def _solutions(run: RunContext, start: int) -> Iterator[Update]:
-    """Updates on prompts with their worked solutions, from the one with number `start`."""
+    """Yield updates on prompts with their worked solutions, beginning with update number `start`."""
     train, batch, settings = run.task.train, run.config.batch, run.config.warm_start
     count = len(train) if settings.problems is None else min(settings.problems, len(train))
     problems = [train[i] for i in range(count)]

@@ -1,4 +1,4 @@
-"""The data of a stage: from requests to scored responses on disk, and from there to update batches."""
+"""Write the scored responses of a stage to disk, and read them back as batches for the updates."""
 
 from mugrpo_jax.rollouts.micro_batches import Buckets as Buckets
 from mugrpo_jax.rollouts.micro_batches import MicroBatch as MicroBatch

@@ -1,4 +1,4 @@
-"""From requests to written shards: sample, score, collect, write."""
+"""Sample and score the responses of a stage, and write them to disk as shards."""
 
 import dataclasses
 import functools
@@ -18,12 +18,7 @@ from mugrpo_jax.tasks import Problem, Scorer
 
 @dataclasses.dataclass(frozen=True)
 class StageRequests:
-    """The requests of some prompts of a stage.
-
-    Attributes:
-      requests: made by another thread, ahead of the sampler.
-      problems: by prompt index, for all requests made so far.
-    """
+    """An iterator over requests, and a dict from prompt index to problem for all requests made so far."""
 
     requests: Iterator[Request]
     problems: Mapping[int, Problem]
@@ -39,16 +34,15 @@ def stage_requests(
     stop: Iterable[int],
     thread: Executor,
 ) -> StageRequests:
-    """Start to make the requests of some prompts.
+    """Start to make the requests for some prompts of a stage in another thread.
 
     Args:
-      stage_index: the stage.
+      stage_index: number of the stage; the seeds depend on it.
       prompts: indices of the prompts in the stage.
-      problem: the problem with such an index.
-      tokens: the prompt tokens of a problem.
-      settings: how to sample.
+      problem: returns the problem for a prompt index.
+      tokens: returns the prompt tokens of a problem.
       stop: token ids that end a response.
-      thread: makes the requests.
+      thread: the executor in which the requests are made.
     """
     problems: dict[int, Problem] = {}
 
@@ -61,10 +55,7 @@ def stage_requests(
 
 
 def training_problem(train: Sequence[Problem], seed: int, position: int) -> Problem:
-    """The problem at a position of the endless sequence of passes over the training set.
-
-    Every pass has its own order.
-    """
+    """Return the problem at a position in an endless sequence of epochs, each with its own random order."""
     epoch, place = divmod(position, len(train))
     return train[int(_order(seed, epoch, len(train))[place])]
 
@@ -88,17 +79,14 @@ def write_shards(
     """Sample and score all requests, and write their shards.
 
     Args:
-      sampler: with the weights of the behavior policy.
-      stage: the folder to write to.
-      wanted: requests for complete shards.
-      scorer: scores the responses while more are sampled.
-      samples: responses per prompt.
-      decode: the text of tokens.
-      stopped: whether the run was asked to stop; if so, incomplete shards are not written.
-      bar: a progress bar that counts responses.
+      sampler: a sampler with the weights of the behavior policy.
+      wanted: the requests; they must fill whole shards.
+      scorer: scores finished responses while other responses are sampled.
+      decode: converts tokens to text.
+      stopped: returns True if the run was asked to stop. Then incomplete shards are not written.
 
     Returns:
-      Seconds and counts for the journal; and for each status except `ok`, one response and what happened.
+      Seconds and counts for the journal, and a dict from each status except `ok` to a text about one example.
     """
     with ShardWriter(stage, wanted.problems, samples) as writer:
         started = time.monotonic()
@@ -114,9 +102,8 @@ def write_shards(
             )
             if stopped():
                 break
-        sampled = time.monotonic()
         seconds = {
-            "sample": sampled - started,
+            "sample": time.monotonic() - started,
             "score_wait": writer.finish(wait=not stopped()),
             "write": writer.write_seconds,
             "device_idle": sampler.stats.host_seconds,

@@ -1,7 +1,7 @@
-"""Where an update's micro-batches are chosen: few fixed shapes, and rows packed into them without padding.
+"""Split an update into micro-batches of a few fixed shapes, and pack rows into them without padding.
 
-Rows are sorted by length and cut into micro-batches of these shapes under a token budget. The denominator of
-the objective is that of the whole update, so the sum of the gradients is that of a single padded batch.
+Rows are sorted by length and split into micro-batches with a limited number of tokens. The loss is divided by
+the denominator of the whole update, so the gradients sum up to the gradient of a single padded batch.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ MicroBatch = dict[str, np.ndarray]
 
 
 class Shape(NamedTuple):
-    """Sizes of a micro-batch over all devices: `tokens` packed tokens, padded to `rows` × `length`."""
+    """The size of a micro-batch: `tokens` packed tokens, which attention pads to `rows` × `length`."""
 
     rows: int
     length: int
@@ -28,15 +28,15 @@ class Shape(NamedTuple):
 class Buckets:
     """The possible shapes of micro-batches.
 
-    Rows are packed without padding, so the cost of a micro-batch is its `tokens`; only attention depends on
-    its rows and their length. A shape has enough rows for responses of half its length, and twice as many
-    if rows share prompts.
+    Rows are packed without padding, so the cost of a micro-batch depends on its `tokens`; only attention
+    depends on the number and length of rows. A shape has enough rows if their mean length is half of the row
+    length, and twice as many rows if rows share prompts.
 
     Attributes:
       lengths: row lengths in tokens, ascending; the last fits the longest prompt and response.
       tokens: tokens in one micro-batch, at most.
-      groups: devices that split the batch; each packs its own rows.
-      share: rows with the same prompt are adjacent, and the prompt is packed once, except its last token.
+      groups: number of devices that split the batch; each device packs its own rows.
+      share: True packs the prompt of adjacent rows with the same prompt only once, except its last token.
     """
 
     lengths: tuple[int, ...]
@@ -45,15 +45,15 @@ class Buckets:
     share: bool = False
 
     def fit(self, length: int) -> int:
-        """The smallest bucket that holds `length` tokens."""
+        """Return the smallest row length that holds `length` tokens."""
         return next(bucket for bucket in self.lengths if bucket >= length)
 
     def rows(self, length: int) -> int:
-        """Rows of this length that fill a micro-batch."""
+        """Return how many rows of this length fill a micro-batch."""
         return self.groups * max(self.tokens // self.groups // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
-        """Shapes with this row length, largest first: whole, half and quarter, if a row fits on a device."""
+        """Return the shapes with this row length: full, half and quarter size, if a whole row still fits."""
         share = max(self.tokens // self.groups, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = 4 if self.share else 2
@@ -70,7 +70,7 @@ class Buckets:
 def plan_buckets(
     longest: int, tokens: int, groups: int = 1, *, unit: int = 64, share: bool = False
 ) -> Buckets:
-    """Buckets with row lengths of `unit` times 1, 2, 4, ... up to the longest row: few programs to compile.
+    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
 
     >>> plan_buckets(700, 4096).lengths
     (64, 128, 256, 512, 704)
@@ -92,12 +92,12 @@ class Row(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response."""
+        """Number of tokens in prompt and response together."""
         return len(self.prompt) + len(self.response)
 
 
 def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of a micro-batch's arrays, to compile for."""
+    """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data."""
     rows, packed = (shape.rows, shape.length), (groups, shape.tokens // groups)
     sizes = {
         "mask": (rows, np.float32),
@@ -111,7 +111,7 @@ def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeS
 
 
 def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
-    """Rows, longest first, packed into micro-batches of the buckets' shapes."""
+    """Pack rows, longest first, into micro-batches with the shapes of `buckets`."""
     rest = _by_prompt(rows) if buckets.share else sorted(rows, key=lambda row: row.length, reverse=True)
     micro_batches = []
     while rest:
@@ -124,7 +124,7 @@ def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row]:
-    """Rows with the same prompt side by side; the prompt with the longest row comes first."""
+    """Sort rows so that rows with the same prompt are adjacent; the prompt with the longest row is first."""
     together: dict[int, list[Row]] = {}
     for row in rows:
         together.setdefault(id(row.prompt), []).append(row)
@@ -133,13 +133,13 @@ def _by_prompt(rows: Sequence[Row]) -> list[Row]:
 
 
 def _common(row: Row, before: Row | None, buckets: Buckets) -> int:
-    """Tokens that `row` shares with `before`, the row in front of it, and that are not packed again."""
+    """Return how many prompt tokens of `row` are not packed because the row before has the same prompt."""
     # The last token of the prompt is packed again: the first token of the response is predicted from it.
     return len(row.prompt) - 1 if buckets.share and before and before.prompt is row.prompt else 0
 
 
 def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
-    """The smallest shape that holds all tokens if they nearly fill it, else the largest shape they fill."""
+    """Return the smallest shape for all tokens if they fill 80 % of it, else the largest that they fill."""
     whole = [shape for shape in sizes if shape.tokens >= tokens and shape.rows >= rows]
     if whole and tokens > 0.8 * whole[-1].tokens:
         return whole[-1]
@@ -147,7 +147,7 @@ def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
 
 
 def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
-    """Rows for each group, taken in order until the next row fits in no group; and the remaining rows."""
+    """Assign rows to groups until a row fits in no group; return the rows per group and the other rows."""
     groups = buckets.groups
     taken: list[list[Row]] = [[] for _ in range(groups)]
     filled = [0] * groups
@@ -185,11 +185,7 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
             batch["behavior_logp"][i, start:end] = row.behavior_logp
             batch["advantages"][i] = row.advantage
     packing = plan_packing(
-        lengths,
-        (rows, length),
-        tokens=share,
-        groups=len(groups),
-        shared=shared if buckets.share else None,
+        lengths, (rows, length), tokens=share, groups=len(groups), shared=shared if buckets.share else None
     )
     places = np.pad(padded.reshape(len(groups), -1), ((0, 0), (0, 1)))  # a zero for empty places
     tokens = np.take_along_axis(places, np.asarray(packing.packed_from), axis=1)
@@ -197,5 +193,5 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
 
 
 def packed_tokens(batch: MicroBatch) -> int:
-    """Tokens in a micro-batch, without the empty places."""
+    """Return the number of tokens in a micro-batch, without padding."""
     return int((batch["packed_from"] < batch["padded_from"].size // len(batch["packed_from"])).sum())

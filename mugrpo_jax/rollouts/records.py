@@ -1,4 +1,4 @@
-"""One prompt with its group of responses, in memory and as bytes."""
+"""A prompt with its group of responses, and functions that convert a group to bytes and back."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,11 @@ FINISH_REASONS = ("stop", "length")
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """One response.
+    """One response with its reward.
 
     Attributes:
-      tokens: `[n]` int32, the end token included.
-      logprobs: `[n]` float32 under the distribution each token was sampled from.
-      reward: its score.
+      tokens: `[n]` int32, including the end token.
+      logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
       finish: `stop` or `length`.
       status: `ok`, or why it could not be scored (`timeout`, `crash`, `error`, `invalid`).
     """
@@ -56,7 +55,7 @@ class Group:
 
 
 def encode(group: Group) -> bytes:
-    """A group as bytes; equal groups give equal bytes."""
+    """Convert a group to bytes. Equal groups give equal bytes."""
     return msgpack.packb(
         {
             "index": group.index,
@@ -77,7 +76,7 @@ def encode(group: Group) -> bytes:
 
 
 def decode(data: bytes) -> Group:
-    """The inverse of `encode`."""
+    """Convert bytes from `encode` back to a group."""
     raw: dict[str, Any] = msgpack.unpackb(data)
     return Group(
         index=raw["index"],

@@ -34,11 +34,9 @@ class RolloutFolder:
     """The folder with the rollouts of one stage.
 
     Attributes:
-      folder: its path.
-      identity: what identifies these rollouts (a fingerprint of the settings, the policy's updates, the
-        stage); a folder with another identity is refused.
-      prompts: prompts in the stage.
-      prompts_per_shard: prompts in one shard; the last may hold fewer.
+      identity: fingerprint of the settings, number of updates of the policy, and stage. Reading rollouts that
+        have another identity raises an error.
+      prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
     """
 
     folder: Path
@@ -52,16 +50,16 @@ class RolloutFolder:
         return -(-self.prompts // self.prompts_per_shard)
 
     def shard_prompts(self, shard: int) -> range:
-        """Prompt indices of a shard."""
+        """Return the indices of the prompts in a shard."""
         start = shard * self.prompts_per_shard
         return range(start, min(start + self.prompts_per_shard, self.prompts))
 
     def path(self, shard: int) -> Path:
-        """The file of a shard."""
+        """Return the path of a shard."""
         return self.folder / f"shard-{shard:05d}.arrayrecord"
 
     def missing_shards(self, shards: Sequence[int] | None = None) -> list[int]:
-        """Those of `shards` (None: all) that must be generated; damaged ones are reported and removed."""
+        """Return which of `shards` (None means all) do not exist; report and delete damaged shards first."""
         missing = []
         for shard in range(self.shards) if shards is None else shards:
             path = self.path(shard)
@@ -113,7 +111,7 @@ class RolloutFolder:
         return manifest
 
     def manifest(self) -> dict[str, Any] | None:
-        """The manifest if the stage is complete; one of another identity is refused."""
+        """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs."""
         path = self.folder / "manifest.json"
         if not path.exists():
             return None
@@ -127,7 +125,7 @@ class RolloutFolder:
 
 
 def open_stage(folder: Path) -> RolloutFolder:
-    """The rollouts of a complete stage; every shard is checked against the manifest's checksums."""
+    """Open the rollouts of a complete stage, and check every shard against the checksums in the manifest."""
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
@@ -148,7 +146,7 @@ def open_stage(folder: Path) -> RolloutFolder:
 
 
 def read_groups(stage: RolloutFolder) -> Iterator[Group]:
-    """All groups of a complete stage, in prompt order."""
+    """Yield all groups of a complete stage, in the order of their prompts."""
     for shard in range(stage.shards):
         with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
             for record in reader.read_all():
@@ -156,7 +154,7 @@ def read_groups(stage: RolloutFolder) -> Iterator[Group]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Counts and totals of some groups; they can be added up, except for the longest response."""
+    """Return counts and sums over some groups, and the length of the longest response."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         "groups": len(groups),

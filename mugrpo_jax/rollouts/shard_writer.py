@@ -1,10 +1,9 @@
-"""Collects responses and their scores, and writes each shard when it is complete."""
+"""Collect responses and their scores, and write each shard when it is complete."""
 
 import collections
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 from mugrpo_jax.rollouts.records import Group, Rollout
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
@@ -40,9 +39,7 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.shutdown()
 
     def add(self, response: Response, score: "Future[Score]") -> None:

@@ -1,4 +1,4 @@
-"""From a stage's rollouts on disk to its updates: advantages, denominators, and a resumable iterator.
+"""Read the rollouts of a stage from disk and turn them into updates, with a resumable iterator.
 
 An update is exactly `prompts_per_update` groups, in an order that is shuffled in every epoch.
 """
@@ -25,14 +25,14 @@ EQUAL_GROUPS = ("keep", "skip", "drop")
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One optimizer update's data.
+    """The data of one optimizer update.
 
     Attributes:
       micro_batches: each a dict of `mask`, `behavior_logp` `[rows, length]`, `advantages` `[rows]`, and the
         packed `tokens [P, N]` with their `packed_from`, `padded_from` (see `models.Packing`); empty rows are
         all padding.
-      denominator: of the whole update, as the objective's aggregation defines it.
-      metrics: figures of the data: mean reward, lengths, share of groups with equal rewards.
+      denominator: the denominator of the whole update, which the aggregation of the objective defines.
+      metrics: mean reward, response lengths, share of equal groups and so on.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -50,11 +50,10 @@ def make_update(
     overlong_buffer: int = 0,
     equal_groups: str = "keep",
 ) -> Update:
-    """Arrange some groups as one update.
+    """Compute the advantages of some groups and pack the groups into one update.
 
     Args:
-      groups: all responses of each.
-      buckets: the shapes of micro-batches.
+      buckets: the possible shapes of micro-batches.
       advantage: how rewards become advantages, one of `objectives.ADVANTAGE_KINDS`.
       aggregation: of the objective; it decides the denominator.
       max_response: the generation budget in tokens.
@@ -92,7 +91,7 @@ def make_update(
 
 
 def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: int) -> np.ndarray:
-    """Rewards `[prompts, G]` for the advantages: the task's, plus DAPO's penalty if it is on."""
+    """Return rewards `[prompts, responses]`, plus DAPO's length penalty if `overlong_buffer` is not 0."""
     rewards = np.stack([group.rewards for group in groups])
     if not overlong_buffer:
         return rewards
@@ -104,7 +103,7 @@ def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: 
 def _choose_rows(
     rows: Sequence[Sequence[Row]], equal: np.ndarray, equal_groups: str
 ) -> tuple[list[Row], list[Row]]:
-    """Rows to compute, and rows that count in the denominator."""
+    """Return the rows to compute, and the rows that the denominator includes."""
     everything = [row for group in rows for row in group]
     if equal_groups == "keep":
         return everything, everything
@@ -122,9 +121,9 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 
 
 class UpdateStream:
-    """An iterator over a stage's updates; its position is a small dict.
+    """An iterator over the updates of a stage, which can be resumed from a saved position.
 
-    Each epoch shuffles the groups by `(seed, stage, epoch)` and gives complete updates only.
+    Each epoch has another order of the groups. Groups that do not fill an update are left out in this epoch.
     """
 
     def __init__(
@@ -140,14 +139,9 @@ class UpdateStream:
         source = grain.sources.ArrayRecordDataSource([str(stage.path(i)) for i in range(stage.shards)])
         per_epoch = len(source) // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
-        order = np.concatenate(
-            [
-                np.random.default_rng((seed, stage_index, epoch)).permutation(len(source))[
-                    : per_epoch * prompts_per_update
-                ]
-                for epoch in range(epochs)
-            ]
-        )
+        rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
+        used = per_epoch * prompts_per_update
+        order = np.concatenate([rng.permutation(len(source))[:used] for rng in rngs])
         self.updates = per_epoch * epochs
         dataset = (
             grain.MapDataset.source(order.tolist())
@@ -166,9 +160,9 @@ class UpdateStream:
         return next(self._iterator)
 
     def position(self) -> dict[str, Any]:
-        """The position of the stream, for a checkpoint."""
+        """Return the position of the stream, to store it in a checkpoint."""
         return self._iterator.get_state()
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Continue from a saved position."""
+        """Continue from a position that `position` returned."""
         self._iterator.set_state(dict(position))

@@ -1,4 +1,4 @@
-"""Sampling from a model: requests in, responses with their log-probs out."""
+"""Sample from a model: a `Sampler` takes requests and yields responses with their log-probs."""
 
 from mugrpo_jax.sampling.generate_text import generate as generate
 from mugrpo_jax.sampling.generate_text import generate_file as generate_file

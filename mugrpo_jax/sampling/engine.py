@@ -1,4 +1,4 @@
-"""What the sampler has on the device: weights, slots, and the compiled programs that work on them."""
+"""Keep the sampler's weights and slots on the device, and call the compiled programs that use them."""
 
 import dataclasses
 import itertools
@@ -29,12 +29,10 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 @dataclasses.dataclass(frozen=True)
 class LoopResult:
-    """The output of one device loop, with `emitted.state` already on the host, and its times.
+    """The output of one device loop, and three times in seconds.
 
-    Attributes:
-      emitted: tokens, log-probs and the state of the slots.
-      called, returned: when the call of the program began and ended.
-      arrived: when the state was on the host.
+    The call of the program began at `called` and ended at `returned`. At `arrived`, the host had its copy of
+    `emitted.state`; the other arrays in `emitted` may still be on the way to the host.
     """
 
     emitted: Emitted
@@ -44,13 +42,9 @@ class LoopResult:
 
 
 class Engine:
-    """Weights and slots of a sampler.
+    """Keep the weights and slots of a `Sampler`, which has the same arguments, and call its programs.
 
-    Args:
-      model: the decoder.
-      params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
-      plan: from `plan_sampler`.
-      programs: programs compiled earlier for the same plan; new ones are added.
+    One call of the `decode` program is a device loop. It runs in a separate thread, one loop at a time.
     """
 
     def __init__(self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
@@ -66,13 +60,13 @@ class Engine:
         self._under_way: Future[LoopResult] | None = None
 
     def close(self) -> None:
-        """Wait for the loop that is running, then release weights and cache."""
+        """Wait for the running device loop, then free the memory of the weights and the KV cache."""
         self.settle()
         self._thread.shutdown()
         self._params = self._slots = None
 
     def warmup(self, *, top_k: bool, top_p: bool) -> None:
-        """Compile every shape of the plan by running each program on free slots, which stay free."""
+        """Compile all programs of the plan, see `Sampler.warmup`."""
         for bucket in self.plan.prompt_buckets:
             rows = self.plan.prefill_rows(bucket)
             prompts = self.run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
@@ -83,19 +77,19 @@ class Engine:
         jax.block_until_ready(self._slots)
 
     def settle(self) -> None:
-        """Wait for a loop that is still running, for example after an abandoned run: it owns the slots."""
+        """Wait until no device loop is running, because a running loop still changes the slots."""
         if self._under_way is not None:
-            wait([self._under_way])  # an error in it is raised in the run that started it
+            wait([self._under_way])  # raises no error: `SlotScheduler.finish_loop` raises that of its loop
             self._under_way = None
 
     def clear(self) -> None:
-        """Free all slots."""
+        """Mark all slots as free, so that their samples are discarded."""
         self.settle()
         rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
         self._slots = dataclasses.replace(self._slots, rows=rows)
 
     def run_prompts(self, tokens: np.ndarray, lengths: np.ndarray) -> Cache:
-        """The cache entries of padded prompts `[rows, bucket]`."""
+        """Return the KV cache of right-padded prompts `tokens` `[rows, bucket]` with `lengths` `[rows]`."""
         program = self._program(
             ("run_prompts", tokens.shape),
             lambda: run_prompts.lower(self._model, self._params, tokens, lengths),
@@ -103,12 +97,12 @@ class Engine:
         return program(self._params, tokens, lengths)
 
     def insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
-        """Start samples in free slots; `samples` are rows of `scheduler.entries`."""
+        """Start samples (rows from `slot_scheduler.entries`) in free slots; `prompts` is their KV cache."""
         self.settle()
-        # Pad to the program's width with slot numbers beyond the last, which the program drops.
+        # The program has a fixed number of entries. It ignores entries whose slot is beyond the last slot.
         width, count = self.plan.inserts, len(slots)
-        entries = _free_entries(width)
-        entries[:, 0] = np.arange(self.plan.slots, self.plan.slots + width)
+        beyond = np.arange(self.plan.slots, self.plan.slots + width, dtype=np.int32)
+        entries = pack_entries(beyond, np.zeros(width, np.int32), free_rows(width))
         if count:
             entries[:count] = samples
             entries[:count, 0] = slots
@@ -118,7 +112,7 @@ class Engine:
         self._slots = program(self._slots, prompts, entries)
 
     def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[LoopResult]:
-        """Start a device loop."""
+        """Start a device loop in its thread; the arguments are those of `programs.decode`."""
         self.settle()
         limit = np.int32(refill_at)
         # Compile in the caller's thread, where the caller's JAX settings for its thread are in force.
@@ -141,9 +135,9 @@ class Engine:
         return self._under_way
 
     def _loop(self, program: Any, limit: np.int32, calling: threading.Event) -> LoopResult:
-        """One device loop, in the thread of the loops."""
-        # This thread holds the GIL until dispatch releases it, so the loop starts before the caller's thread
-        # continues with less urgent work.
+        """Call the decode program and wait for the state of the slots."""
+        # This thread holds the GIL until the program is dispatched. So the loop starts before the thread that
+        # called `decode` continues with less urgent work.
         calling.set()
         called = time.perf_counter()
         self._slots, emitted = program(self._params, self._slots, limit)
@@ -154,12 +148,8 @@ class Engine:
         return LoopResult(emitted, called, returned, time.perf_counter())
 
     def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
-        """A program that is compiled once and then called directly, without `jit` checking its arguments."""
+        """Return a compiled program, which is faster to call than `jit`; compile it if its name is new."""
         if name not in self._programs:
             with mesh_of(self.plan):
                 self._programs[name] = lower().compile()
         return self._programs[name]
-
-
-def _free_entries(count: int) -> np.ndarray:
-    return pack_entries(np.zeros(count, np.int32), np.zeros(count, np.int32), free_rows(count))

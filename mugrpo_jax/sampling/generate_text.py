@@ -1,8 +1,10 @@
-"""Responses to text prompts: a call for notebooks, and a call for files that can be interrupted.
+"""Generate responses to text prompts. `generate` returns them in a list, `generate_file` writes a file:
 
-for record in generate("smollm2-135m", ["1 + 1 ="], samples=8, max_tokens=32):
-    print(record["text"])
-generate_file("smollm2-135m", "in.jsonl", "out.jsonl", samples=8, max_tokens=32)
+    for record in generate("smollm2-135m", ["1 + 1 ="], samples=8, max_tokens=32):
+        print(record["text"])
+    generate_file("smollm2-135m", "in.jsonl", "out.jsonl", samples=8, max_tokens=32)
+
+`generate_file` can be killed at any time: the same call then samples the responses that are missing.
 """
 
 import dataclasses
@@ -37,19 +39,19 @@ def generate(
     progress: bool = True,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Sample responses to prompts given as text or tokens.
+    """Sample responses to some prompts and return them as a list.
 
     Args:
-      model: a name or folder for `load_model`, or the model it returned.
-      prompts: one text, or a list whose items are texts or lists of token ids.
-      slots: sequences decoded at once; None takes as many as fit.
-      mesh: devices to use; None is the default device.
-      progress: show a bar.
+      model: a name or folder for `load_model`, or a model that `load_model` returned.
+      prompts: one text, or a list in which each prompt is a text or a list of token ids.
+      slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
+      mesh: the devices to use; None uses the default device.
+      progress: whether to show a progress bar.
       **settings: fields of `SamplingSettings`.
 
     Returns:
-      One dict per response, sorted by prompt and sample: `index`, `sample`, `prompt`, `text`,
-      `finish_reason`, `prompt_tokens`, `tokens`, `logprobs`.
+      One dict per response, sorted by `index` (of the prompt) and `sample` (number of the response). The
+      other keys are `prompt`, `text`, `finish_reason`, `prompt_tokens`, `tokens` and `logprobs`.
     """
     prompts = [prompts] if isinstance(prompts, str) else prompts
     records = _records(
@@ -68,20 +70,16 @@ def generate_file(
     progress: bool = True,
     **settings: Any,
 ) -> int:
-    """Sample responses to the prompts of one JSONL file into another; the same call continues after a kill.
+    """Sample responses to the prompts in a file, write them to another file, and return their number.
+
+    If the process is killed, the same call resumes: it samples the missing responses, and returns how many
+    it has written itself. The arguments that are not listed here are those of `generate`.
 
     Args:
-      model: a name or folder for `load_model`.
-      prompts: one JSON object per line, with `prompt` (text) or `prompt_tokens` (token ids).
-      out: one JSON object per response, as in `generate`, in the order in which they finish. The settings
-        are stored beside it in `OUT.settings.json`, and a call with other settings is refused.
-      slots: sequences decoded at once; None takes as many as fit.
-      mesh: devices to use; None is the default device.
-      progress: show a bar.
-      **settings: fields of `SamplingSettings`.
-
-    Returns:
-      How many responses were written by this call.
+      prompts: a JSONL file. Each line has the key `prompt` (text) or `prompt_tokens` (token ids).
+      out: the JSONL file to write. Each line is one response with the keys from `generate`; lines are in the
+        order in which the responses finish. The settings are stored in `OUT.settings.json`, and a later call
+        with other settings raises an error.
     """
     if jax.process_count() > 1:
         raise ValueError("generate: runs on one host; split the prompts into a file for each")
@@ -108,7 +106,7 @@ def _records(
     mesh: Mesh | None,
     progress: bool,
 ) -> Iterator[dict[str, Any]]:
-    """The responses that are not done yet, in the order in which they finish."""
+    """Yield one dict per response that is not in `done`, in the order in which the responses finish."""
     if not len(prompts) or len(done) == len(prompts) * settings.samples:
         return
     if isinstance(model, LoadedModel):
@@ -131,7 +129,7 @@ def _records(
 
 
 def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
-    """A sampler of the model; no other reference to weights loaded here remains."""
+    """Return a sampler. Weights that are loaded here are freed once the sampler has its own copy."""
     loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=plan.dtype, mesh=plan.mesh)
     return Sampler(loaded.model, loaded.params, plan)
 
@@ -143,7 +141,7 @@ def _requests(
     settings: SamplingSettings,
     done: Collection[Name],
 ) -> list[Request]:
-    """Requests for the samples that are not done yet."""
+    """Return requests for the samples that are not in `done`."""
     requests: list[Request] = []
     for index, prompt in enumerate(prompts):
         tokens = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
@@ -195,11 +193,11 @@ def _read_prompts(path: Path) -> list[Prompt]:
 
 
 def claim_output(out: Path, settings: dict[str, Any]) -> None:
-    """Store the settings beside a new output file; refuse an existing one that has other settings."""
+    """Write the settings beside a new output file; raise an error if an existing one has other settings."""
     note = out.with_name(out.name + ".settings.json")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
-    if not out.exists() or b"\n" not in out.read_bytes():  # no response is finished: any settings may begin
+    if not out.exists() or b"\n" not in out.read_bytes():  # without a response, any settings are allowed
         files.write_atomically(note, json.dumps(settings, indent=2) + "\n")
         out.touch()
         return
@@ -215,6 +213,6 @@ def claim_output(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _finished(out: Path) -> set[Name]:
-    """The samples that are in the file; an unfinished last line is cut off first."""
+    """Remove an incomplete last line from the file, then return the names of the samples in it."""
     files.cut_unfinished_line(out)
     return {(record["index"], record["sample"]) for _, record in files.read_json_lines(out)}

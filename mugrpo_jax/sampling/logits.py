@@ -1,9 +1,9 @@
-"""From logits to a token: temperature, top-k, top-p, greedy, and the log-prob of what was drawn.
+"""Draw tokens from logits with temperature, top-k and top-p, or greedily, and compute their log-probs.
 
-The sampler draws from `softmax(transform_logits(...))`. The draw is exact and needs few random numbers: the
-Gumbel trick picks a block of the vocabulary by its total mass, then a token inside the block. A row costs
-about `V / 128 + 128` random numbers instead of `V`, and sums stay short enough for float32. The rows are
-independent: the token of a row depends only on its own logits, parameters and key.
+The sampler draws from `softmax(transform_logits(...))`. The Gumbel-max trick first picks a block of 128
+tokens by the total probability of the block, and then a token in this block. The distribution is exact, but
+a row of V logits needs only about `V / 128 + 128` random numbers instead of V. The token of a row depends
+only on the logits, parameters and PRNG key of this row, and not on other rows.
 """
 
 import functools
@@ -14,30 +14,25 @@ import jax.numpy as jnp
 from mugrpo_jax.objectives.bisection import largest_integer
 
 _BLOCK = 128  # divides most vocabularies, so that nothing is padded
-# The largest key with a property, per row: 32 reductions over the vocabulary are cheaper than sorting it.
+# Find the largest uint32 with a property in each row: 32 reductions are cheaper than sorting the row.
 _cut = functools.partial(largest_integer, high=2**32 - 1, dtype=jnp.uint32)
 
 
 def transform_logits(
-    logits: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array | None = None,
-    top_p: jax.Array | None = None,
+    logits: jax.Array, temperature: jax.Array, top_k: jax.Array | None = None, top_p: jax.Array | None = None
 ) -> jax.Array:
-    """Unnormalised log-probs of the distribution sampled from.
+    """Return unnormalised log-probs `[..., V]` after temperature, top-k and top-p; -inf for removed tokens.
 
-    Temperature comes first, then top-k, then top-p on the tokens that top-k kept. Tokens that tie at the
-    boundary are all kept.
+    Temperature is applied first, then top-k, then top-p to the tokens that top-k kept. If several tokens are
+    equally likely at the boundary, all of them are kept.
 
     Args:
-      logits: `[..., V]` float32.
-      temperature: `[...]`. 0 means greedy; its log-probs are those at temperature 1, because the log-prob 0
-        of a sure choice would carry no information.
-      top_k: `[...]` int, 0 keeps everything; None when no row truncates.
-      top_p: `[...]`, 1 keeps everything; None when no row truncates.
-
-    Returns:
-      `[..., V]`, -inf for tokens that are not kept.
+      logits: `[..., V]` float32, where V is the size of the vocabulary.
+      temperature: `[...]` float32. 0 means greedy and is treated as 1 here, because the true log-prob of a
+        greedy token is always 0 and so carries no information.
+      top_k: `[...]` int32, keep this many most likely tokens; 0 keeps all. None if no row uses top-k.
+      top_p: `[...]` float32, keep the most likely tokens that together reach this probability; 1 keeps all.
+        None if no row uses top-p.
 
     >>> z = jnp.log(jnp.array([[0.1, 0.5, 0.3, 0.1]]))
     >>> kept = transform_logits(z, jnp.ones(1), top_p=jnp.array([0.7]))
@@ -62,15 +57,12 @@ def transform_logits(
 
 
 def draw(keys: jax.Array, z: jax.Array, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One token a row from `softmax(z)`, or the most likely one, and its log-prob.
+    """Draw one token per row from `softmax(z)`; return tokens `[N]` int32 and their log-probs `[N]` float32.
 
     Args:
-      keys: typed random keys `[N]`.
-      z: unnormalised log-probs `[N, V]`, from `transform_logits`.
-      greedy: `[N]` bool.
-
-    Returns:
-      tokens `[N]` int32 and log-probs `[N]` float32.
+      keys: `[N]` typed PRNG keys.
+      z: `[N, V]` unnormalised log-probs from `transform_logits`.
+      greedy: `[N]` bool. True takes the most likely token of the row instead of a random token.
     """
     rows, vocab = z.shape
     blocks = -(-vocab // _BLOCK)
@@ -90,14 +82,14 @@ def draw(keys: jax.Array, z: jax.Array, greedy: jax.Array) -> tuple[jax.Array, j
 
 
 def token_keys(request_keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """`fold_in(request key, position)` per row, from raw request keys `[N, 2]` and token positions `[N]`."""
+    """Fold token positions `[N]` into the raw PRNG keys `[N, 2]` of the samples; return typed keys `[N]`."""
     return jax.vmap(jax.random.fold_in)(
         jax.random.wrap_key_data(request_keys, impl="threefry2x32"), positions
     )
 
 
 def _ordered(z: jax.Array) -> jax.Array:
-    """Float32 as uint32 in the same order; +0 and -0 become equal."""
+    """Map float32 to uint32 so that integers compare as the floats do; +0 and -0 map to the same integer."""
     bits = jax.lax.bitcast_convert_type(jnp.where(z == 0, 0, z.astype(jnp.float32)), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)

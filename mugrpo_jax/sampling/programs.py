@@ -1,8 +1,9 @@
-"""The three jitted programs of the sampler and the arrays they pass around.
+"""The three jitted programs of the sampler, and the arrays that are their inputs and outputs.
 
-`run_prompts` fills a cache with a batch of prompts, `insert` copies rows of it into slots, `decode` advances
-all slots by a bounded number of tokens. `decode` samples every token, also the first: a slot starts with its
-prompt's last token still to be fed. So prompts of one token and shared prompts need no special case.
+`run_prompts` computes the KV cache of a batch of prompts, `insert` copies rows of this cache into slots, and
+`decode` samples a bounded number of tokens in all slots. `decode` also samples the first token of a response,
+because the first token that it feeds to the model is the last token of the prompt. So prompts with one token
+and several samples of one prompt need no special case.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.requests import MAX_STOPS
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
-# A device loop runs at least this many steps, so that short answers do not cause too many host turns.
+# A device loop has at least this many steps, so that short responses do not interrupt the device too often.
 _FEWEST_STEPS = 4
 _CACHE_AXES = ("batch", None, "kv_heads")
 
@@ -40,38 +41,24 @@ _CACHE_AXES = ("batch", None, "kv_heads")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The sample that each slot works on, one row per slot.
+    """The state of the sample in each slot. Every array has one row per slot; N is the number of slots."""
 
-    Attributes:
-      lengths: `[N]` int32, filled cache entries; 0 in a free slot, so that it reads almost nothing.
-      tokens: `[N]` int32, the token to feed next.
-      left: `[N]` int32, tokens that it may still sample; 0 marks a free slot.
-      keys: `[N, 2]` uint32, raw request keys.
-      temperature: `[N]` float32, 0 is greedy.
-      top_k: `[N]` int32, 0 is off.
-      top_p: `[N]` float32, 1 is off.
-      stops: `[N, MAX_STOPS]` int32, padded with -1.
-    """
-
-    lengths: Any
-    tokens: Any
-    left: Any
-    keys: Any
-    temperature: Any
-    top_k: Any
-    top_p: Any
-    stops: Any
+    lengths: Any  # [N] int32, filled entries in the KV cache; 0 in a free slot makes its attention cheap
+    tokens: Any  # [N] int32, the token to feed to the model next
+    left: Any  # [N] int32, how many more tokens may be sampled; 0 means that the slot is free
+    keys: Any  # [N, 2] uint32, raw PRNG key of the sample
+    temperature: Any  # [N] float32, 0 means greedy
+    top_k: Any  # [N] int32, 0 means no top-k
+    top_p: Any  # [N] float32, 1 means no top-p
+    stops: Any  # [N, MAX_STOPS] int32, token ids that end the response, padded with -1
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Everything that the sampler keeps on the device, except the weights.
+    """All arrays that the sampler keeps on the device, except the weights.
 
-    Attributes:
-      keys: one array per layer, `[N, cache_length, kv_heads, head_dim]`.
-      values: as `keys`.
-      rows: the requests in the slots.
+    `keys` and `values` are the KV cache: one array `[N, cache_length, kv_heads, head_dim]` per layer.
     """
 
     keys: tuple[Any, ...]
@@ -82,13 +69,11 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Emitted:
-    """The output of one device loop.
+    """The output of one device loop, which is one call of `decode`.
 
-    Attributes:
-      tokens: `[steps, N]` int32, -1 where a slot was free or the loop had ended.
-      logprobs: `[steps, N]` float32.
-      state: `[N + 1]` int32, everything that the next refill needs, in one transfer: first `Rows.left` after
-        the loop, which is 0 in a free slot, then the number of decode steps done.
+    `tokens` `[steps, N]` int32 is -1 where a slot was free or the loop had already ended; `logprobs` has the
+    same shape. `state` `[N + 1]` int32 is `Rows.left` after the loop, followed by the number of decode steps.
+    It is one array, so that the host needs one transfer to know which slots are free.
     """
 
     tokens: Any
@@ -98,31 +83,31 @@ class Emitted:
 
 @functools.partial(jax.jit, static_argnames=("dtype", "fuse"))
 def sampling_params(params: Any, *, dtype: Any, fuse: bool) -> Any:
-    """A copy of trained parameters in the dtype of sampling and the form that decoding reads."""
+    """Copy trained parameters into the dtype and layout that decoding uses; `fuse` as in `SamplerPlan`."""
     return decode_params(cast(params, dtype), fuse=fuse)
 
 
 @functools.partial(jax.jit, static_argnames="plan")
 def free_slots(plan: SamplerPlan) -> Slots:
-    """All slots of a plan, without requests; one program makes all arrays."""
+    """Return the slots of a plan, all of them free. It is jitted, so that one program makes all arrays."""
     slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_slots(plan))
     return _pinned(dataclasses.replace(slots, rows=jax.tree.map(jnp.asarray, free_rows(plan.slots))))
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def run_prompts(model: Decoder, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
-    """The cache of right-padded prompts `tokens [B, T]`; the first decode step computes their logits."""
+    """Return the KV cache of right-padded prompts; `tokens` is `[B, T]`, `lengths` is `[B]`."""
     return prefill(model, params, tokens, lengths)[1]
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
 def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
-    """Start requests in free slots.
+    """Start samples in free slots; return the new slots, which reuse the memory of the donated `slots`.
 
     Args:
-      slots: updated in place.
-      prompts: from `run_prompts`.
-      entries: from `pack_entries`; target slots are all different; those beyond the last are dropped.
+      prompts: the KV cache from `run_prompts`.
+      entries: from `pack_entries`. Their slots must all be different. An entry whose slot number is beyond
+        the last slot is ignored.
     """
     length = prompts.keys[0].shape[1]
     target, source, rows = _unpack_entries(entries)
@@ -156,16 +141,15 @@ def decode(
     top_k: bool,
     top_p: bool,
 ) -> tuple[Slots, Emitted]:
-    """Sample up to `steps` tokens in every busy slot.
+    """Sample up to `steps` tokens in every busy slot; return the new slots and the sampled tokens.
 
     Args:
-      model: the decoder.
-      params: from `decode_params`.
-      slots: updated in place.
-      refill_at: end early once this many slots are free; a number above all slots: only when all are free.
-      steps: most decode steps.
-      read: cache entries attended to; every busy row stays below it.
-      top_k: whether any request uses top-k; if not, its passes over the vocabulary are left out.
+      params: from `sampling_params`.
+      slots: donated, so that the new slots reuse their memory.
+      refill_at: end early when this many slots are free; above the number of slots, when all are free.
+      steps: maximum number of decode steps.
+      read: how many cache entries attention reads. No sequence may become longer than this in the loop.
+      top_k: whether any request uses top-k; False leaves the top-k computation out of the program.
       top_p: the same for top-p.
     """
     count = slots.rows.left.shape[0]
@@ -199,7 +183,7 @@ def decode(
 
 def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[jax.Array, jax.Array]:
     if current_mesh() is not None:
-        # Spread whole rows over all devices, so that the draw needs no communication.
+        # Give each device whole rows of the logits, so that the draw needs no communication.
         logits = jax.lax.with_sharding_constraint(logits, P(MESH_AXES, None))
     z = transform_logits(
         logits, rows.temperature, rows.top_k if top_k else None, rows.top_p if top_p else None
@@ -209,13 +193,13 @@ def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[ja
 
 
 def _pinned(slots: Slots) -> Slots:
-    """Slots with their original shardings: the next program is compiled for these."""
+    """Keep the shardings of the slots, because the next program is compiled for these shardings."""
     keys, values = jax.tree.map(lambda x: constrain(x, *_CACHE_AXES), (slots.keys, slots.values))
     return Slots(keys, values, jax.tree.map(lambda x: constrain(x, "batch"), slots.rows))
 
 
 def free_rows(count: int) -> Rows:
-    """Rows without a request, as NumPy arrays."""
+    """Return the `Rows` of `count` free slots, as NumPy arrays."""
     return Rows(
         lengths=np.zeros(count, np.int32),
         tokens=np.zeros(count, np.int32),
@@ -229,12 +213,12 @@ def free_rows(count: int) -> Rows:
 
 
 def pack_entries(target: np.ndarray, source: np.ndarray, rows: Rows) -> np.ndarray:
-    """Requests for `insert` as one int32 array `[M, columns]`: one transfer to the device instead of ten.
+    """Pack M samples for `insert` into one int32 array `[M, columns]`, which needs only one transfer.
 
     Args:
-      target: `[M]` int32, the slot of each sample; column 0.
-      source: `[M]` int32, the row of its prompt in the cache of prompts.
-      rows: the samples, `M` rows.
+      target: `[M]` int32, the slot of each sample; it becomes column 0.
+      source: `[M]` int32, the row of the sample's prompt in the cache from `run_prompts`.
+      rows: the initial state of the M samples.
     """
     columns = [leaf.reshape(len(leaf), -1).view(np.int32) for leaf in jax.tree.leaves((target, source, rows))]
     return np.concatenate(columns, axis=1)
@@ -253,7 +237,7 @@ def _unpack_entries(entries: jax.Array) -> tuple[jax.Array, jax.Array, Rows]:
 
 
 def abstract_slots(plan: SamplerPlan) -> Slots:
-    """`Slots` of a plan as shapes with shardings."""
+    """Return the `Slots` of a plan as `jax.ShapeDtypeStruct`s with shardings."""
     config = plan.config
     shape = (plan.slots, plan.cache_length, config.num_kv_heads, config.head_dim)
     cache = jax.ShapeDtypeStruct(shape, plan.dtype, sharding=_named(plan, spec(*_CACHE_AXES)))
@@ -266,9 +250,9 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
 
 
 def params_sharding(plan: SamplerPlan) -> Any:
-    """Shardings of the weights from `sampling_params`: split over `tensor` only.
+    """Return the shardings of the weights from `sampling_params`.
 
-    If `fsdp` split them too, they would have to be gathered for every token.
+    Only the mesh axis `tensor` splits the weights. If `fsdp` did too, every decode step would gather them.
     """
 
     def one(weight: Weight) -> NamedSharding | None:
@@ -279,14 +263,14 @@ def params_sharding(plan: SamplerPlan) -> Any:
 
 
 def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:
-    """The decoder, and the weights from `sampling_params` as shapes with shardings."""
+    """Return the decoder, and the weights from `sampling_params` as `ShapeDtypeStruct`s with shardings."""
     model, params = abstract(plan.config, dtype=plan.dtype)
     weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
     return model, weights if plan.mesh is None else placed(weights, params_sharding(plan))
 
 
 def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
-    """`decode` of a plan, lowered for its mesh without any array, to compile it ahead of time."""
+    """Lower `decode` for a plan without making any array, to compile it ahead of time."""
     model, weights = abstract_params(plan)
     with mesh_of(plan):
         return decode.lower(
@@ -302,7 +286,7 @@ def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False)
 
 
 def mesh_of(plan: SamplerPlan) -> Any:
-    """The context in which a plan's programs are traced and called."""
+    """Return the context manager in which the programs of a plan must be traced and called."""
     return contextlib.nullcontext() if plan.mesh is None else jax.set_mesh(plan.mesh)
 
 

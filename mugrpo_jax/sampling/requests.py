@@ -1,4 +1,4 @@
-"""Requests to the sampler and its responses: frozen records of tokens, and how requests are made."""
+"""The requests that a sampler takes and the responses that it yields, and functions that make requests."""
 
 import dataclasses
 import itertools
@@ -19,16 +19,16 @@ Message = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class SamplingSettings:
-    """The settings that determine the responses to a prompt, for a given model.
+    """How to sample. The same model, prompts and settings give the same responses.
 
     Attributes:
-      samples: responses per prompt.
-      max_tokens: longest response.
+      samples: number of responses per prompt.
+      max_tokens: maximum number of tokens in a response.
       temperature: 1 is the model's own distribution, 0 is greedy.
-      top_k: keep the most likely tokens; 0 keeps all.
-      top_p: keep the most likely tokens that together reach this probability; 1 keeps all.
-      seed: determines every response, together with the prompt's index and the sample's number.
-      dtype: `bfloat16` or `float32`, of weights and cache; None is float32 on CPU and bfloat16 elsewhere.
+      top_k: sample only from the `top_k` most likely tokens; 0 means all tokens.
+      top_p: sample only from the most likely tokens that together reach this probability; 1 means all tokens.
+      seed: the seed of each sample is derived from it, the index of the prompt and the number of the sample.
+      dtype: `bfloat16` or `float32`, for weights and KV cache; None is float32 on CPU and bfloat16 elsewhere.
     """
 
     samples: int = 1
@@ -52,18 +52,16 @@ class SamplingSettings:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """One prompt and the samples wanted from it; the model reads the prompt once for all of them.
+    """A request for one or more samples of one prompt. The prompt is prefilled once for all its samples.
 
     Attributes:
       prompt: token ids, at least one.
-      seeds: one integer below 2**64 per sample; with the prompt and the settings it determines the sample.
-      max_tokens: longest response, one number for all samples or one each.
-      temperature: 1 is the model's own distribution, 0 is greedy.
-      top_k: keep the `top_k` most likely tokens; 0 keeps all.
-      top_p: keep the most likely tokens that together reach this probability; 1 keeps all.
-      stop: token ids that end a response; the one that did is part of it.
-      index: the caller's number for the request.
-      numbers: the caller's number for each sample; None counts from 0.
+      seeds: one integer below 2**64 per sample. Prompt, seed and settings determine the sample.
+      max_tokens: maximum number of tokens in a response: one integer for all samples, or one each.
+      temperature, top_k, top_p: as in `SamplingSettings`.
+      stop: token ids that end a response. The stop token is part of the response.
+      index: a number that the caller chooses; the responses repeat it as `Response.index`.
+      numbers: one number per sample, for `Response.sample`; None means 0, 1, 2, and so on.
     """
 
     prompt: Sequence[int] | np.ndarray
@@ -102,7 +100,7 @@ class Request:
 
     @property
     def limits(self) -> Sequence[int]:
-        """Longest response of each sample."""
+        """Maximum number of response tokens for each sample."""
         return [self.max_tokens] * len(self.seeds) if isinstance(self.max_tokens, int) else self.max_tokens
 
 
@@ -111,12 +109,13 @@ class Response:
     """One finished sample.
 
     Attributes:
-      index: `index` of its request.
-      sample: the sample's number, see `Request.numbers`.
-      prompt_tokens: the request's prompt, int32.
-      tokens: the sampled tokens, int32, the end token included.
-      logprobs: float32, one per token, under the distribution it was sampled from (greedy: at temperature 1).
-      finish_reason: `stop` when the last token is a stop token, else `length`.
+      index: the `index` of the request.
+      sample: the number of the sample, see `Request.numbers`.
+      prompt_tokens: int32, the prompt of the request.
+      tokens: int32, the sampled tokens, including the stop token.
+      logprobs: float32, the log-prob of each token in the distribution from which it was sampled. For greedy
+        tokens, the distribution at temperature 1.
+      finish_reason: `stop` if the last token is a stop token, else `length`.
     """
 
     index: int
@@ -134,15 +133,13 @@ def make_request(
     stop: Iterable[int],
     numbers: Sequence[int] | None = None,
 ) -> Request:
-    """A request for samples of one prompt.
+    """Make a request for samples of one prompt, and derive their seeds from `settings.seed` and `path`.
 
     Args:
       prompt: token ids.
-      settings: how to sample.
-      path: integers that identify the prompt, such as `(stage, index)`; the last one is the request's index.
-        Seeds are derived from `settings.seed` and this path.
+      path: integers that identify the prompt, such as `(stage, index)`; the last one becomes `Request.index`.
       stop: token ids that end a response.
-      numbers: the samples wanted, out of `settings.samples`; None wants all.
+      numbers: which of the samples 0 to `settings.samples` - 1 to request; None requests all.
     """
     seeds = request_seeds(settings.seed, *path, samples=settings.samples)
     return Request(
@@ -159,14 +156,14 @@ def make_request(
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list[int]:
-    """Tokens of a prompt: plain text, or chat messages through the model's chat template."""
+    """Tokenize plain text, or chat messages with the chat template of the tokenizer."""
     return tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else tokenizer.chat(prompt)
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:
-    """Seeds `[samples]` uint64 for an item identified by a path of integers, such as `(seed, stage, item)`.
+    """Derive uint64 seeds `[samples]` from a path of integers, such as `(seed, stage, index of the prompt)`.
 
-    Sample `i` has the same seed however many samples are asked for.
+    The seed of sample `i` does not depend on the number of samples.
 
     >>> bool((request_seeds(0, 7, samples=2) == request_seeds(0, 7, samples=8)[:2]).all())
     True
@@ -175,10 +172,11 @@ def request_seeds(*path: int, samples: int) -> np.ndarray:
 
 
 def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
-    """The same requests in the same order, made by another thread, which starts at once.
+    """Return an iterator over `requests`, while another thread makes the requests in advance.
 
-    The thread makes `count` requests at a time. If making one fails, the error is raised with the next batch
-    and not at that request's position, because the samples before it would probably be discarded.
+    The thread starts at once and makes `count` requests at a time. If a request cannot be made, the iterator
+    raises the error when it needs its next batch, even if that batch comes before the failed request, because
+    all samples would probably be discarded.
     """
     source = iter(requests)
     made: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
@@ -192,7 +190,7 @@ def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -
             batch = []
         made.put(batch)
         if batch:
-            thread.submit(make)  # raises, and so ends the chain, once the thread is shut down
+            thread.submit(make)  # raises after the executor is shut down, so that no more are made
 
     def take() -> Iterator[Request]:
         while batch := made.get():

@@ -1,4 +1,4 @@
-"""The sampler: requests in, responses out, over a fixed number of slots that are refilled when they are free.
+"""Sample responses to requests in a fixed number of slots; a slot whose response has ended gets a new sample.
 
     plan = plan_sampler(config, max_prompt=512, max_length=1536)
     print(plan)
@@ -6,15 +6,14 @@
         for response in sampler.run(requests):
             ...
 
-Between two device loops the host reads one small array (which slots became free), starts waiting samples in
-these slots and starts the next loop. Only then does it put the finished responses together and yield them, so
-the caller handles them while the device decodes. A separate thread calls the loop, because some runtimes
-block the caller until a loop of unknown length has ended.
+A device loop is one call of a compiled program that decodes several tokens in every slot. After a loop, the
+host reads which slots became free, starts waiting samples in these slots and starts the next loop. Only then
+does the host yield the finished responses, so that the caller handles them while the device decodes. The loop
+is called in a separate thread, because some JAX backends block the calling thread until the loop has ended.
 """
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,17 +26,13 @@ from mugrpo_jax.sampling.slot_scheduler import SamplerStats, SlotScheduler
 
 
 class Sampler:
-    """Weights and slots on the device, ready to serve requests.
+    """Sample responses to requests with the weights of a model. `stats` has the counts of the latest run.
 
     Args:
       model: the decoder.
-      params: its parameters, of any dtype, stacked as in training; they are copied, not kept.
+      params: parameters of the model as in training, of any dtype. The sampler makes its own copy of them.
       plan: from `plan_sampler`.
-      programs: programs that an earlier sampler of the same plan compiled; new ones are added.
-
-    Attributes:
-      plan: as given.
-      stats: counts of the latest run.
+      programs: a dict to which compiled programs are added. Samplers with the same plan can share the dict.
     """
 
     def __init__(
@@ -50,34 +45,32 @@ class Sampler:
         self.plan = plan
         self.stats = SamplerStats(plan.slots)
         self._engine: Engine | None = Engine(model, params, plan, {} if programs is None else programs)
-        self._left_behind = False  # whether slots may still hold samples of an abandoned run
+        self._left_behind = False  # whether slots may still hold samples of a run that was not finished
 
     def __enter__(self) -> "Sampler":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Release weights and cache."""
+        """Free the memory of the weights and the KV cache."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def warmup(self, *, top_k: bool = False, top_p: bool = False) -> None:
-        """Compile every shape of the plan by running each program on free slots, which stay free.
+        """Compile all programs of the plan by calling each one while all slots are free.
 
-        With `top_k` or `top_p`, the programs that truncate are compiled as well.
+        `top_k` and `top_p` say whether to compile also the programs for requests with top-k and top-p.
         """
         self._open().warmup(top_k=top_k, top_p=top_p)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Response]:
-        """Sample every request; responses come in the order in which they finish.
+        """Sample all requests and yield the responses in the order in which they finish.
 
-        A sequence is checked as a whole before sampling starts. From an iterator, requests are taken and
-        checked shortly before slots become free for them.
+        If `requests` is a sequence, all requests are checked before sampling starts. If it is an iterator,
+        each request is read and checked shortly before its samples start.
         """
         self._open()
         checked: Iterable[Request] = map(functools.partial(_checked, self.plan), requests)
@@ -105,7 +98,7 @@ class Sampler:
 
 
 def _checked(plan: SamplerPlan, request: Request) -> Request:
-    """The request, or an error that says why it does not fit the plan."""
+    """Return the request, or raise an error that says why it does not fit the plan."""
     prompt, longest = np.asarray(request.prompt), max(request.limits, default=1)
     if len(prompt) > plan.max_prompt:
         raise ValueError(

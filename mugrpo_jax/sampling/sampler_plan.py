@@ -1,4 +1,4 @@
-"""Sizes of the sampler, chosen to fit the free memory before it starts: slots, cache and compiled shapes."""
+"""Choose the number of slots and the other sizes of a sampler, so that it fits in the free memory."""
 
 import dataclasses
 import math
@@ -13,33 +13,31 @@ from jax.sharding import Mesh
 from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh
 from mugrpo_jax.sampling.requests import Request
 
-_MOST_SLOTS = {"cpu": 16}  # per data-parallel device; on other platforms `_MANY_SLOTS`, more gain little
-_MANY_SLOTS = 2048
-_PREFILL_TOKENS = 8192
+_MOST_SLOTS = {"cpu": 16}  # maximum per data-parallel device; other platforms have `_MANY_SLOTS`
+_MANY_SLOTS = 2048  # more slots would hardly be faster
+_PREFILL_TOKENS = 8192  # in one call of the prefill program
 _FEWEST_INSERTS = 16
 _TURN = 0.5  # cost of the host's work between two device loops, in decode steps
-_USABLE = 0.92  # of the free device memory; the rest is left to the compiler's temporaries
+_USABLE = 0.92  # share of the free memory; the compiler needs memory for temporary arrays too
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplerPlan:
-    """Sizes of a sampler; `print` it.
+    """The sizes of a sampler. `print(plan)` shows the sizes and how much memory each device needs.
 
     Attributes:
-      config: the model's shape.
-      mesh: devices the sampler is spread over, or None for the default device.
-      dtype: of weights and cache.
-      slots: sequences decoded at once.
-      max_prompt: longest prompt accepted.
-      max_length: longest sum of prompt and response accepted.
-      cache_length: cache entries of a slot, `max_length` rounded up.
-      prompt_buckets: padded prompt lengths, one compiled prefill each.
-      read_buckets: how many cache entries a decode step may read, one compiled loop each.
-      steps: most decode steps in one device loop.
-      weight_bytes: weights on one device.
-      cache_bytes: cache on one device.
-      work_bytes: temporaries on one device (logits, prompts being run).
-      memory: free bytes on one device, or None where it is unknown.
+      mesh: the devices of the sampler; None means the default device.
+      dtype: dtype of the weights and the KV cache.
+      slots: how many sequences are decoded at the same time.
+      max_prompt: maximum number of tokens in a prompt.
+      max_length: maximum number of tokens in a prompt and its response together.
+      cache_length: cache entries per slot, which is `max_length` rounded up.
+      prompt_buckets: lengths to which prompts are padded. One prefill program is compiled for each.
+      read_buckets: numbers of cache entries that attention can read. One decode program is compiled for each.
+      steps: maximum number of decode steps in one device loop.
+      weight_bytes, cache_bytes: size of the weights and of the KV cache on one device.
+      work_bytes: size of temporary arrays on one device (logits, activations of a prefill).
+      memory: free bytes on one device; None if unknown.
     """
 
     config: ModelConfig
@@ -59,25 +57,25 @@ class SamplerPlan:
 
     @property
     def fuse(self) -> bool:
-        """Whether matrices with the same input are joined into one, which needs an unsplit `tensor` axis."""
+        """Whether to join weight matrices with the same input; the `tensor` axis must have size 1 for it."""
         return self.mesh is None or self.mesh.shape["tensor"] == 1
 
     @property
     def inserts(self) -> int:
-        """Slots filled by one call of the insert program."""
+        """How many samples one call of the insert program can start."""
         return min(self.slots, max(_FEWEST_INSERTS, self.slots // 8))
 
     def refill_at(self, length: float) -> int:
-        """The number r of free slots at which a device loop ends early while requests wait.
+        """Return r, the number of free slots at which a device loop ends early while requests wait.
 
-        With S slots and responses of mean length L, r / 2 slots are idle on average, and the host works, at a
-        cost of c steps, once per r·L / S steps. The total r / 2S + c·S / rL is least at r = S·sqrt(2c / L).
-        At most an eighth of the slots, so that more than nine of ten are busy on average.
+        Let S be the number of slots and L the mean `length` of responses. On average r / 2 slots are idle.
+        Once per r·L / S steps the device waits for the host, which costs as much time as c steps. The loss
+        r / 2S + c·S / rL is smallest at r = S·sqrt(2c / L). At most r = S / 8, so that few slots are idle.
         """
         return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 
     def prefill_rows(self, bucket: int) -> int:
-        """Prompts of this padded length that are run together."""
+        """Return how many prompts of this padded length are prefilled together."""
         return _prefill_rows(self.slots, bucket, _rows_split(self.mesh))
 
     def __str__(self) -> str:
@@ -107,18 +105,15 @@ def plan_sampler(
     memory: int | None = None,
     steps: int = 64,
 ) -> SamplerPlan:
-    """Plan a sampler; raise an error with the sizes if it does not fit.
+    """Choose the sizes of a sampler; raise an error that lists the sizes if they do not fit in the memory.
+
+    The arguments that are not listed here become the attributes of `SamplerPlan` with the same names.
 
     Args:
-      config: the model's shape.
-      max_prompt: longest prompt to accept, in tokens.
-      max_length: longest prompt plus response to accept, in tokens.
-      slots: sequences decoded at once; None takes as many as fit.
-      samples: how many samples there will be in all, if known; the plan has no more slots than that.
-      mesh: devices to use, all of this host; None is the default device.
-      dtype: of weights and cache.
+      slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
+      samples: the total number of samples, if known, so that the plan has no more slots than samples.
+      mesh: the devices to use, which must belong to this host; None uses the default device.
       memory: free bytes on each device; None asks the device.
-      steps: most decode steps in one device loop.
     """
     if not 1 <= max_prompt < max_length:
         raise ValueError(
@@ -133,7 +128,7 @@ def plan_sampler(
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
-    # cuDNN reads only each row's own length; other back ends read the whole bucket.
+    # cuDNN reads only the filled cache entries of each slot; other backends read the whole bucket.
     by_length = device.platform == "gpu" and jnp.dtype(dtype).itemsize == 2
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))
     memory = free_memory(device) if memory is None else memory
@@ -171,7 +166,7 @@ def plan_sampler(
 
 
 def plan_for_requests(config: ModelConfig, requests: Sequence[Request], **options: Any) -> SamplerPlan:
-    """Plan a sampler that fits some requests; `options` are those of `plan_sampler`."""
+    """Call `plan_sampler` with the lengths and the number of samples that these requests need."""
     longest = max(len(request.prompt) for request in requests)
     return plan_sampler(
         config,
@@ -199,7 +194,7 @@ def _fitting(plan: SamplerPlan, smallest: SamplerPlan) -> SamplerPlan:
 def _work_bytes(
     config: ModelConfig, slots: int, buckets: tuple[int, ...], split: int, tensor: int, dtype: Any
 ) -> int:
-    """Logits of a decode step with the copies of the draw, and the activations and cache of a prefill."""
+    """Estimate the bytes of temporary arrays: logits and their copies, activations and cache of a prefill."""
     size = jnp.dtype(dtype).itemsize
     logits = 3 * 4 * config.vocab_size * slots // (split * tensor)
     tokens = max(_prefill_rows(slots, bucket, split) * bucket for bucket in buckets)
@@ -217,7 +212,7 @@ def _rows_split(mesh: Mesh | None) -> int:
 
 
 def free_memory(device: Any) -> int | None:
-    """Free bytes on a device; None where it is unknown."""
+    """Return the free bytes on a device, or None if unknown. On a CPU, return half of the memory."""
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     stats = device.memory_stats()
@@ -229,7 +224,7 @@ def _round_up(count: int, unit: int) -> int:
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
-    """`first`, twice that, and so on below `last`, then `last`."""
+    """Return `first`, 2 × `first`, 4 × `first` and so on while below `last`, and then `last`."""
     doublings = max(0, math.ceil(math.log2(last / first)))
     return (*(first << i for i in range(doublings)), last)
 

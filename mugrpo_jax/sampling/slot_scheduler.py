@@ -1,4 +1,4 @@
-"""The host's side of sampling: which sample runs in which slot, and which tokens make up its response."""
+"""Assign samples to free slots, and collect the sampled tokens into responses. This runs on the host."""
 
 import collections
 import dataclasses
@@ -15,10 +15,10 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 @dataclasses.dataclass
 class SamplerStats:
-    """Counts of a run so far.
+    """Counts and times of a run so far.
 
-    `host_seconds` is the time between a loop's result and the call of the next loop: the device waits for the
-    host. `call_seconds` is the time inside those calls, which on some runtimes last as long as the loop.
+    `host_seconds` is the time between a loop's result and the call of the next loop, when the device waits.
+    `call_seconds` is the time spent in these calls; some JAX backends return only when the loop has ended.
     """
 
     slots: int
@@ -32,18 +32,21 @@ class SamplerStats:
 
     @property
     def occupancy(self) -> float:
-        """Share of the slots' decode steps that sampled a token."""
+        """Share of slots that sampled a token, averaged over all decode steps."""
         return self.tokens / max(1, self.steps * self.slots)
 
 
-_Sample = tuple[Request, int]  # a request and the position of one of its samples
+_Sample = tuple[Request, int]  # a request, and the position of a sample in `request.seeds`
 
 
 class RecentTokens:
-    """Tokens of the latest steps, one row per slot, one column per step; responses are cut out of them."""
+    """A buffer of the tokens sampled in the latest steps: one row per slot, one column per step.
+
+    The tokens of a finished response are a slice of one row.
+    """
 
     def __init__(self, plan: SamplerPlan) -> None:
-        self.kept = plan.max_length + plan.steps  # no unfinished response began earlier
+        self.kept = plan.max_length + plan.steps  # columns to keep; all unfinished responses began in them
         self.tokens = np.empty((plan.slots, 2 * self.kept), np.int32)
         self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
         self.first = 0  # the step in column 0
@@ -51,7 +54,7 @@ class RecentTokens:
         self.ends: list[int] = []  # the column after each slot's last token
 
     def add(self, emitted: Emitted) -> int:
-        """Append the output of a loop; return how many tokens it sampled."""
+        """Append the output of a device loop; return how many tokens the loop sampled."""
         steps = int(emitted.state[-1])
         if self.filled + steps > self.tokens.shape[1]:
             drop = self.filled - self.kept
@@ -61,23 +64,23 @@ class RecentTokens:
         new = slice(self.filled, self.filled + steps)
         self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
         self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
-        # A slot samples from the start of the loop until its response ends, then it is free until the next.
+        # A slot samples from the start of the loop until its response ends, and is then free in this loop.
         sampled = (self.tokens[:, new] >= 0).sum(1)
         self.ends = (self.filled + sampled).tolist()
         self.filled += steps
         return int(sampled.sum())
 
     def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probs of the response that began with a step and ended in the latest loop."""
+        """Return tokens and log-probs of the response that began at `step` and ended in the latest loop."""
         columns = slice(step - self.first, self.ends[slot])
         return self.tokens[slot, columns].copy(), self.logprobs[slot, columns].copy()
 
 
 class PromptQueue:
-    """Waiting requests, grouped by prompt bucket; the bucket of the oldest request is next.
+    """A queue of requests for each prompt bucket. The bucket with the oldest request is prefilled next.
 
-    Requests are read when they are needed. Which prompts run together depends only on their order, not on
-    when they arrive.
+    Requests are read from their iterator only when they are needed. Which prompts are prefilled together
+    depends on the order of the requests, and not on the time at which they arrive.
     """
 
     def __init__(self, requests: Iterator[Request], plan: SamplerPlan) -> None:
@@ -90,7 +93,7 @@ class PromptQueue:
         return self.count > 0 or self._read()
 
     def take(self) -> tuple[int, list[Request]]:
-        """The next bucket, and those of its requests that run together."""
+        """Remove the requests to prefill next; return their bucket and the requests."""
         bucket, queue = min(self.buckets.items(), key=lambda item: item[1][0][0])
         rows = self.plan.prefill_rows(bucket)
         while len(queue) < rows and self.count < self.plan.slots and self._read():
@@ -102,7 +105,7 @@ class PromptQueue:
         return bucket, requests
 
     def _read(self) -> bool:
-        """Read one more request into its bucket; False if there is none."""
+        """Read one more request and add it to its bucket; return False if there are no more requests."""
         for place, request in self._requests:
             bucket = next(size for size in self.plan.prompt_buckets if size >= len(request.prompt))
             self.buckets.setdefault(bucket, collections.deque()).append((place, request))
@@ -112,28 +115,28 @@ class PromptQueue:
 
 
 class SlotScheduler:
-    """One run over some requests: assigns samples to free slots and puts their responses together.
+    """Run some requests: assign their samples to free slots and collect the responses.
 
     Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False.
     """
 
     def __init__(self, engine: Engine, stats: SamplerStats, requests: Iterator[Request]) -> None:
         self.engine, self.plan, self.stats = engine, engine.plan, stats
-        self.top_k = self.top_p = False  # whether any request so far truncates
+        self.top_k = self.top_p = False  # whether any request so far uses top-k, top-p
         self.waiting = PromptQueue(requests, self.plan)
         self.prompts: Any = None
-        self.ready: list[_Sample] = []  # samples of these prompts, and their rows for `insert`
-        self.entries = np.zeros((0, 0), np.int32)
+        self.ready: list[_Sample] = []  # prefilled samples that wait for a slot
+        self.entries = np.zeros((0, 0), np.int32)  # one row for `Engine.insert` per sample in `ready`
         self.free = list(range(self.plan.slots))
         self.busy: dict[int, _Sample] = {}
         self.starts = np.zeros(self.plan.slots, np.int64)  # the step at which each slot's sample began
-        self.lengths = np.zeros(self.plan.slots, np.int64)  # of busy slots, counting the token to be sampled
+        self.lengths = np.zeros(self.plan.slots, np.int64)  # cache entries of busy slots after the next step
         self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.recent = RecentTokens(self.plan)
         self.latest: LoopResult | None = None
 
     def fill(self) -> bool:
-        """Start waiting samples in the free slots; return whether any slot is busy."""
+        """Start waiting samples in the free slots; return whether any slot is busy now."""
         while self.free and (self.ready or self.waiting):
             if not self.ready:
                 self._prefill()
@@ -148,7 +151,7 @@ class SlotScheduler:
         return bool(self.busy)
 
     def start_loop(self) -> None:
-        """Start the next device loop."""
+        """Start the next device loop and return without waiting for its end."""
         reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
         self.loop = self.engine.decode(
             self.plan.refill_at(self._mean_length()) if self.ready or self.waiting else self.plan.slots + 1,
@@ -177,7 +180,7 @@ class SlotScheduler:
         self.free += [slot for slot, _, _ in self.finished]
 
     def responses(self) -> Iterator[Response]:
-        """The responses that the last loop finished; call it while the device works on the next loop."""
+        """Yield the responses that the last loop finished. Call it while the device runs the next loop."""
         if self.latest is not None:
             self.stats.tokens += self.recent.add(self.latest.emitted)
         for slot, sample, start in self.finished:
@@ -185,11 +188,11 @@ class SlotScheduler:
             yield _response(sample, *self.recent.since(start, slot))
 
     def _mean_length(self) -> float:
-        """Mean length of the responses so far; tokens of unfinished ones count, so it starts too long."""
+        """Estimate the mean response length; too high at first, as unfinished responses count too."""
         return self.stats.tokens / self.stats.responses if self.stats.responses else self.plan.max_length
 
     def _prefill(self) -> None:
-        """Run the next batch of prompts, after which their samples can be inserted."""
+        """Prefill the next batch of prompts and put their samples into `ready`."""
         bucket, requests = self.waiting.take()
         tokens = np.zeros((self.plan.prefill_rows(bucket), bucket), np.int32)
         lengths = np.ones(len(tokens), np.int32)
@@ -205,7 +208,7 @@ class SlotScheduler:
 
 
 def entries(requests: Sequence[Request]) -> np.ndarray:
-    """The samples of requests in the form that `insert` takes, without their slots."""
+    """Return one row for `Engine.insert` per sample of the requests. Column 0, the slot, is not set yet."""
     counts = [len(request.seeds) for request in requests]
     seeds = np.concatenate([np.asarray(request.seeds, np.uint64) for request in requests])
 
