@@ -1,4 +1,4 @@
-"""Count the FLOPs, memory traffic and messages of a compiled program on one device, from its HLO text.
+"""Compute the FLOPs, HBM traffic and collectives of a compiled program on one device, from its HLO text.
 
 The compiler's own cost analysis counts the body of a loop once, although a scan over the layers runs it once
 per layer. Here the trip count multiplies the body. If a loop has several limits on one counter, the smallest
@@ -54,7 +54,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one call of a program costs on one device.
+    """The cost of one call of a program on one device.
 
     Attributes:
       flops: FLOPs of matrix products and attention kernels.
@@ -91,7 +91,7 @@ class HloProgram:
         self.entry, self.computations = parse(text)
 
     def cost(self) -> Cost:
-        """The cost of one call."""
+        """Compute the cost of one call of the program."""
         flops = bytes_ = 0.0
         collectives: dict[Any, Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
@@ -110,7 +110,7 @@ class HloProgram:
     def _walk(
         self, name: str, count: int, fused: bool
     ) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int, bool]]:
-        """Every instruction that runs, its computation, how often it runs, and whether it is in a fusion."""
+        """Yield each executed instruction, its computation, its number of executions, and if it is fused."""
         table = self.computations[name]
         for instruction in table.values():
             if instruction.op == "while":

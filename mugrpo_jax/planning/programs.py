@@ -1,4 +1,4 @@
-"""The programs of a run, lowered with abstract arrays and compiled for devices that need not be present."""
+"""Lower the programs of a run with abstract arrays, and compile them for devices that need not be present."""
 
 import dataclasses
 import functools
@@ -24,13 +24,7 @@ from mugrpo_jax.planning.program_cost import Cost, HloProgram
 from mugrpo_jax.planning.run_plan import RunPlan, abstract_state, bytes_on_device
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import (
-    abstract_params,
-    abstract_slots,
-    lower_decode,
-    mesh_of,
-    run_prompts,
-)
+from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 # The naive packer skips the search for good machine code, which takes most of the compile time and changes
@@ -125,7 +119,7 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
 
 
 def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
-    """All programs of a planned run to compile; `host` are devices to sample on instead of the plan's own."""
+    """Return the programs of a run that must be compiled. `host` replaces the devices of the sampler."""
     updates = UpdatePrograms(run.config, run.model, run.mesh)
     programs = list(updates.programs())
     if run.sampler is not None:
@@ -167,7 +161,7 @@ class UpdatePrograms:
         yield Program("optimizer", 0, self.apply)
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
-        """`UpdateStep.accumulate` for one micro-batch shape, lowered."""
+        """Lower `UpdateStep.accumulate` for one micro-batch shape."""
         split = batch_sharding(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
@@ -180,13 +174,13 @@ class UpdatePrograms:
         return self.step.lower_accumulate(compute, self.state.params, batch)
 
     def apply(self) -> Any:
-        """`UpdateStep.apply`, lowered."""
+        """Lower `UpdateStep.apply`."""
         with jax.set_mesh(self.mesh):
             return self.step.apply.lower(self.state, self.state.params)
 
 
 def largest_shapes(buckets: Buckets) -> list[Shape]:
-    """The micro-batch shapes that need most memory: no other shape has as many tokens in rows as long."""
+    """Return each micro-batch shape for which no other shape has at least as many tokens and as long rows."""
     return [
         shape
         for shape in buckets.shapes

@@ -115,7 +115,9 @@ class Bars:
 def reduce(
     x: np.ndarray, y: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mean x, and mean, smallest and largest y, of each piece; pieces begin at `starts`, NaN does not count.
+    """Return the mean x, and the mean, smallest and largest y of each piece. Pieces begin at `starts`.
+
+    NaN in y is ignored. A piece without any value has NaN as its mean, smallest and largest y.
 
     >>> x, y, low, high = reduce(np.arange(4.0), np.array([1.0, 3.0, np.nan, 8.0]), np.array([0, 2]))
     >>> x.tolist(), y.tolist(), low.tolist(), high.tolist()
@@ -140,7 +142,7 @@ def reduce(
 
 
 def even_bins(count: int, most: int) -> np.ndarray:
-    """Starts of pieces of equal length, at most `most` of them.
+    """Divide `count` items into at most `most` pieces of equal length; return the start of each piece.
 
     >>> even_bins(10, most=4).tolist()
     [0, 3, 6, 9]
@@ -163,7 +165,7 @@ def run_bins(run: History) -> np.ndarray:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the items, evenly spread, with the first and the last.
+    """Return at most `most` items, evenly spread, with the first and the last item.
 
     >>> spread(list(range(10)), 4)
     [0, 3, 6, 9]
@@ -180,7 +182,7 @@ def drawn_stages(run: History) -> dict[int, float]:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """A readable unit for a time, and its length in seconds.
+    """Return a readable unit for a time, and the number of seconds in the unit.
 
     >>> time_unit(90), time_unit(600), time_unit(86400)
     (('seconds', 1.0), ('minutes', 60.0), ('hours', 3600.0))

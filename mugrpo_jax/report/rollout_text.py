@@ -86,10 +86,7 @@ def _quantiles(lengths: Sequence[int]) -> str:
 
 
 def _texts(
-    groups: Sequence[Group],
-    rewards: tuple[float, float] | None,
-    show: int,
-    tokenizer: Tokenizer | None,
+    groups: Sequence[Group], rewards: tuple[float, float] | None, show: int, tokenizer: Tokenizer | None
 ) -> list[str]:
     found = _chosen(groups, rewards)
     if tokenizer is None or not found:

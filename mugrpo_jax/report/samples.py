@@ -62,7 +62,7 @@ class SampleScorer:
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
-        """Log-probs of the tokens of each response."""
+        """Return the log-probs of the tokens in each response."""
         found: list[np.ndarray] = []
         for batch in _batched(rows, self.shape[0]):
             tokens = np.zeros(self.shape, np.int32)
@@ -143,7 +143,7 @@ def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[t
 
 
 def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """One sample as plain data."""
+    """Return one sample as plain data for JSON."""
     settings = config.objective.settings
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
     log_ratio = logp - row.rollout.logprobs
@@ -172,7 +172,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text of each token. If several tokens form one character, the last of them has it."""
+    """Return the text of each token. If tokens form one character together, the last token gets its text."""
     found, start = [], 0
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[start:end])
