@@ -36,14 +36,13 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """One program on one device.
+    """A compiled program and the bytes that it needs on one device.
 
     Attributes:
-      name: what it does, and its shape. The first word is its kind.
-      resident: bytes of other arrays that are on the device while it runs.
-      arguments: bytes of its arguments.
-      outputs: bytes of its outputs, without those that reuse the memory of arguments.
-      temporaries: bytes that it needs only while it runs.
+      name: the kind of the program (its first word) and its shape.
+      resident: bytes of other arrays that are on the device while the program runs.
+      outputs: bytes of the outputs, without outputs that reuse the memory of arguments.
+      temporaries: bytes that the program needs only while it runs.
       cost: cost of one call; None if the compiler refused the program because of its memory.
     """
 

@@ -62,12 +62,9 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """The sizes of a run that follow from its config. `print` it.
+    """The sizes of a run, computed from its config. `print(plan)` shows them.
 
     Attributes:
-      config: settings of the run.
-      model: shape of the model.
-      mesh: all devices.
       buckets: micro-batch shapes, one compiled program each.
       sampler: sizes of the sampler; None if a stage is replayed and nothing is evaluated.
       memory: bytes on each device.

@@ -14,7 +14,7 @@ _MOST_DOTS = 64  # a line with more points has no dots: they would overlap
 
 
 def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
-    """The chart for the page element with id `target`; `names` are the names of the runs."""
+    """Return the data of the chart for the HTML element with id `target`. `names` are the runs' names."""
     shared = {"target": target, "y": panel.y}
     return shared | (_bars(panel, names) if isinstance(panel, Bars) else _lines(panel, names))
 
@@ -83,7 +83,7 @@ def _short(name: str) -> str:
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Values rounded to five digits, which is finer than a screen shows; None where a value is missing.
+    """Round values to five digits, which is finer than a screen shows. NaN and infinity become None.
 
     >>> numbers(np.array([1 / 3, np.nan]))
     [0.33333, None]

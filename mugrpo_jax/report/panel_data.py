@@ -58,10 +58,9 @@ class Panel:
     """Lines over a common axis.
 
     Attributes:
-      title, x, y: title of the figure and labels of its axes.
-      lines: the lines to draw.
-      marks: vertical lines, such as starts of stages: label, place, and number of the run or None.
-      levels: horizontal lines: label and place.
+      x, y: labels of the axes.
+      marks: vertical lines, such as starts of stages, as tuples (label, x, number of the run or None).
+      levels: horizontal lines as tuples (label, y).
       low, high: limits of the y axis; None to fit the data.
       log: axes with a logarithmic scale: "", "y" or "xy".
       note: caption of the figure.
@@ -94,9 +93,9 @@ class Bars:
     """Stacked bars, one for each stage of a run, or for several neighbouring stages.
 
     Attributes:
-      title, y: title of the figure and label of its y axis.
-      groups: number of the run and label, for each bar.
-      parts: heights of a part in each bar, by the name of the part.
+      y: label of the y axis.
+      groups: a tuple (number of the run, label) for each bar.
+      parts: for the name of each part, its height in each bar.
       note: caption of the figure.
     """
 

@@ -57,8 +57,7 @@ class SampleScorer:
         longest = buckets.lengths[-1]
         self.shape = buckets.rows(longest), longest
         self._logprobs = jax.jit(
-            functools.partial(_logprobs, policy.model, options),
-            out_shardings=NamedSharding(policy.mesh, P()),
+            functools.partial(_logprobs, policy.model, options), out_shardings=NamedSharding(policy.mesh, P())
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
@@ -128,7 +127,7 @@ def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advanta
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
-    """Half with A < 0, those with the smallest ratio first, and half with A > 0; others fill up the count."""
+    """Choose half with advantage < 0, smallest ratios first, and half with advantage > 0, then the others."""
 
     def lowest(item: tuple[Candidate, np.ndarray]) -> float:
         row, logp = item
@@ -183,7 +182,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
-    """The samples for a page of these runs, and the number of stages left out to keep the page small."""
+    """Return the samples for a page, and the number of stages left out to keep the page small."""
     shown: list[dict[str, Any]] = []
     left_out = 0
     for i, run in enumerate(runs):

@@ -45,12 +45,12 @@ class Position:
 
     @property
     def lag_times_rate(self) -> float:
-        """S·η."""
+        """S·η, updates per stage times learning rate."""
         return self.lag * self.learning_rate
 
     @property
     def updates_times_rate(self) -> float:
-        """T·η."""
+        """T·η, updates so far times learning rate."""
         return self.updates * self.learning_rate
 
     @property
@@ -80,7 +80,7 @@ def position(run: History) -> Position:
 
 
 def _batch_drift(run: History) -> float:
-    """The smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
+    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
@@ -103,7 +103,7 @@ def _collapse(run: History) -> int | None:
 
 
 def collapse(reward: np.ndarray) -> int | None:
-    """The update at which the mean reward fell below half of its best and stayed there, or None.
+    """Return the update at which the mean reward fell below half of its best for good, or None.
 
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
@@ -159,7 +159,7 @@ def _largest_cosine(cosine: np.ndarray) -> float:
 
 
 def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
-    """The law's constants, fitted to runs of one objective that differ in µ or η; None for other runs."""
+    """Fit the law's constants to runs with one objective but different µ or η (learning rate), else None."""
     places = [position(run) for run in runs]
     methods = {run.config.objective for run in runs}
     if len(methods) > 1 or len({(p.lag, p.learning_rate) for p in places}) < 2:
@@ -171,7 +171,7 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
 
 
 def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
-    """Sentences about a run and the staleness law."""
+    """Return sentences that compare a run with the staleness law."""
     place = position(run)
     if not place.learning_rate or not place.updates:
         return ["The law does not apply: no update was made yet, or the learning rate is 0."]
