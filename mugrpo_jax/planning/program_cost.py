@@ -45,9 +45,8 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends each time, assuming ring algorithms."""
-        whole = sum(shape.bytes for shape in self.result) * (
-            self.group if self.kind == "reduce-scatter" else 1
-        )
+        copies = self.group if self.kind == "reduce-scatter" else 1
+        whole = sum(shape.bytes for shape in self.result) * copies
         rounds = {"all-reduce": 2.0, "collective-permute": self.group / max(self.group - 1, 1)}
         return rounds.get(self.kind, 1.0) * whole * (self.group - 1) / self.group
 
@@ -73,13 +72,11 @@ class Cost:
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """For each kind of collective, how many run and how many bytes each device sends."""
-        kinds = [kind for kind in COLLECTIVES if any(c.kind == kind for c in self.collectives)]
+        by_kind = {kind: [c for c in self.collectives if c.kind == kind] for kind in COLLECTIVES}
         return {
-            kind: (
-                sum(c.count for c in self.collectives if c.kind == kind),
-                sum(c.sent * c.count for c in self.collectives if c.kind == kind),
-            )
-            for kind in kinds
+            kind: (sum(c.count for c in found), sum(c.sent * c.count for c in found))
+            for kind, found in by_kind.items()
+            if found
         }
 
 

@@ -36,13 +36,10 @@ def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
         "lines": [_line(line, names) for line in drawn],
     }
     if panel.log == "xy":  # show all marks, also those far from the data
-        found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)])
-        found["y_range"] = _around([*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)])
+        xs = [*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)]
+        ys = [*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)]
+        found |= {"x_range": [min(xs) / 3, max(xs) * 3], "y_range": [min(ys) / 3, max(ys) * 3]}
     return found
-
-
-def _around(values: list[float]) -> list[float]:
-    return [min(values) / 3, max(values) * 3]
 
 
 def _line(line: Line, names: list[str]) -> dict[str, Any]:

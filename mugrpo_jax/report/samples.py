@@ -63,7 +63,8 @@ class SampleScorer:
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
         """Return the log-probs of the tokens in each response."""
         found: list[np.ndarray] = []
-        for batch in _batched(rows, self.shape[0]):
+        for start in range(0, len(rows), self.shape[0]):
+            batch = rows[start : start + self.shape[0]]
             tokens = np.zeros(self.shape, np.int32)
             for i, row in enumerate(batch):
                 tokens[i, : len(row.tokens)] = row.tokens
@@ -90,12 +91,8 @@ def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array
     return logp
 
 
-def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
 def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) -> list[Candidate]:
-    """Candidates of a stage: best and worst responses of its first groups, to fill one forward pass."""
+    """Return the best and worst responses of a stage's first groups, enough to fill one forward pass."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
     count = max(config.report.samples, scorer.shape[0])
     rewards = shaped_rewards(groups, config.sampling.max_response_tokens, config.overlong_buffer)
@@ -117,7 +114,10 @@ def write_samples(
 
 
 def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advantage: str) -> list[Candidate]:
-    """Best and worst response of each group, groups with different rewards first; then all the others."""
+    """Return up to `count` responses: first the best and worst of each group, then all other responses.
+
+    Groups whose responses all have the same reward come last.
+    """
     advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
     order = np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable").tolist()
     ends = [(i, int(end(rewards[i]))) for i in order for end in (np.argmax, np.argmin)]
