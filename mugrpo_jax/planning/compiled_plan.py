@@ -1,4 +1,4 @@
-"""The result of compiling a run for a topology: does it fit, what does it cost, how long does it take."""
+"""Hold the result of compiling a run for a topology: whether it fits, its cost and its estimated time."""
 
 import dataclasses
 import json

@@ -149,7 +149,7 @@ class UpdatePrograms:
         return bytes_on_device(self.state)
 
     def programs(self) -> Iterator[Program]:
-        """The gradient of the largest micro-batch shapes, and the optimizer's step."""
+        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer's step."""
         buckets = update_buckets(self.config, self.mesh)
         for shape in largest_shapes(buckets):
             yield Program(
@@ -192,7 +192,7 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
-    """Prefill of the longest prompts, decoding that reads the whole cache, and decoding with top-p."""
+    """Yield prefill of the longest prompts, and decoding over the whole KV cache, also with top-p if used."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size

@@ -266,7 +266,7 @@ def plan_run(
 def _sampler(
     config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
 ) -> tuple[SamplerPlan | None, str | None]:
-    """The sampler that fits beside a training state of `kept` bytes, or the reason why none fits."""
+    """Plan a sampler that fits beside a training state of `kept` bytes, or return why no sampler fits."""
     if config.replay.run is not None and not config.evaluation.problems:
         return None, None
     if device is not None and device <= kept:

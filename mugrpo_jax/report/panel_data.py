@@ -1,6 +1,6 @@
-"""The data of one figure (`Panel` or `Bars`), and averaging of many updates into few points.
+"""Define the data of one figure (`Panel` or `Bars`), and average many updates into few points.
 
-`figures` draws it with matplotlib for papers and notebooks, `charts` with Bokeh for the page.
+`figures` draws panels with matplotlib for papers and notebooks, `bokeh_charts` with Bokeh for the page.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def bin_size(count: int, most: int) -> int:
 
 
 def run_bins(run: History) -> np.ndarray:
-    """Starts of the pieces of a whole run. Pieces end where a stage ends, unless stages are very short."""
+    """Return the start of each piece of a run. Pieces end where a stage ends, unless stages are short."""
     size = bin_size(len(run.updates), MOST_POINTS)
     if size > run.config.batch.updates_per_stage:
         return np.arange(0, len(run.updates), size)
@@ -175,7 +175,7 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 
 def drawn_stages(run: History) -> dict[int, float]:
-    """The stages of a run that figures draw, with the `Line.age` of each."""
+    """Return the stages of a run that figures draw, with the `Line.age` of each stage."""
     stages = spread(list(run.stage_slices), MOST_STAGES)
     return {stage: i / (len(stages) - 1) if len(stages) > 1 else 1.0 for i, stage in enumerate(stages)}
 
