@@ -1,4 +1,4 @@
-"""Plan a run before it starts: its sizes, its memory and, compiled for any devices, whether it fits."""
+"""Plan a run before it starts: compute its sizes and memory, and check whether it fits on given devices."""
 
 from mugrpo_jax.planning.call_time import Assumptions as Assumptions
 from mugrpo_jax.planning.chips import CHIPS as CHIPS

@@ -1,4 +1,4 @@
-"""Estimate how long one call of a program takes, from its cost and the chip's peaks. A rule of thumb."""
+"""Estimate roughly how long one call of a program takes, from its cost and the chip's peak rates."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ class Assumptions:
 
 @dataclasses.dataclass(frozen=True)
 class CallTime:
-    """Seconds that one call of a program spends on matrix products, memory traffic and messages."""
+    """Seconds that one call of a program spends on matrix products, HBM traffic and collectives."""
 
     compute: float
     memory: float
@@ -48,22 +48,22 @@ class CallTime:
 
     @property
     def overlapped(self) -> float:
-        """The call takes this long if the three run at the same time: the longest of them."""
+        """Seconds of the call if compute, memory traffic and collectives overlap: the longest time."""
         return max(self.compute, self.memory, self.link)
 
     @property
     def added(self) -> float:
-        """The call takes this long if the three run one after the other, as in a decode step."""
+        """Seconds of the call if nothing overlaps, as in a decode step: the sum of the three times."""
         return self.compute + self.memory + self.link
 
     @property
     def bound(self) -> str:
-        """Which of the three takes longest."""
+        """Return the name of the longest time: `compute`, `memory` or `link`."""
         return max(("compute", "memory", "link"), key=lambda name: getattr(self, name))
 
 
 def call_time(cost: Cost, chip: Chip, assumed: Assumptions) -> CallTime | None:
-    """Estimated time of one call; None for a chip without published peaks."""
+    """Estimate the time of one call. Return None for a chip without published peak rates."""
     if chip.flops is None or chip.bandwidth is None or chip.link is None:
         return None
     return CallTime(

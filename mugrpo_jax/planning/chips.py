@@ -108,7 +108,7 @@ class Topology:
 
 
 def find_topology(name: str) -> Topology:
-    """The topology with this name; a `ValueError` of one line says what is wrong with an impossible name."""
+    """Return the topology with this name. Raise a `ValueError` if the name or its shape is impossible."""
     kind, colon, shape = name.partition(":")
     if not colon or kind not in _KINDS:
         hint = " (Google's v5p-32 counts cores: v5p:2x2x4)" if name.startswith("v5p-") else ""
@@ -128,7 +128,7 @@ def find_topology(name: str) -> Topology:
 
 
 def topology_mesh(config: RunConfig, topology: Topology) -> Mesh:
-    """All devices of a topology in the config's mesh shape."""
+    """Arrange all devices of a topology in a mesh of the config's shape."""
     shape = config.mesh
     try:
         return make_mesh(data=shape.data, fsdp=shape.fsdp, tensor=shape.tensor, devices=topology.devices)
@@ -148,7 +148,7 @@ def _cpu(name: str, count: int) -> Topology:
 
 
 def _gpu(name: str, kind: str, count: int) -> Topology:
-    """This machine's GPUs if it has enough of them, else a TPU slice that stands in for them."""
+    """Return this machine's GPUs, or a TPU slice to compile for instead if there are too few GPUs."""
     found = jax.devices() if jax.default_backend() == "gpu" else []
     if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
         return Topology(name, chip_of(found[0]), found[:count])
@@ -184,18 +184,11 @@ def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
 
 
 def chip_of(device: Any) -> Chip:
-    """The chip of a device of this machine: one of `CHIPS`, or a chip of which only the memory is known."""
+    """Return the chip of a device. If it is not in `CHIPS`, only its name and its memory are known."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     memory = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kinds = {
-        "v5 lite": "v5e",
-        "v5e": "v5e",
-        "v6 lite": "v6e",
-        "v6e": "v6e",
-        "v5": "v5p",
-        "h100": "h100",
-        "h200": "h200",
-    }
+    kinds = {"v5 lite": "v5e", "v5e": "v5e", "v6 lite": "v6e", "v6e": "v6e", "v5": "v5p"}
+    kinds |= {"h100": "h100", "h200": "h200"}
     kind = next((known for part, known in kinds.items() if part in device.device_kind.lower()), None)
     chip = CHIPS[kind] if kind else Chip(device.device_kind, memory)
     return dataclasses.replace(chip, memory=memory)

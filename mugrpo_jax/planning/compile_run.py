@@ -29,14 +29,10 @@ def compile_plan(
     propose: bool = True,
     progress: bool = False,
 ) -> CompiledPlan:
-    """Compile a run for a topology; its devices need not be present.
+    """Compile the programs of a run for a topology, such as `v5p:2x2x4`, whose devices need not be present.
 
-    Args:
-      config: settings of the run.
-      topology: such as `v5p:2x2x4`; see `find_topology`.
-      assumed: assumptions for the estimated times.
-      propose: if the run does not fit, compile it with changed settings until it does.
-      progress: show a progress bar.
+    With `propose`, a run that does not fit is compiled again with changed settings until it fits. The
+    estimated times depend on `assumed`. `progress` shows a progress bar.
     """
     topology = find_topology(topology) if isinstance(topology, str) else topology
     model = run_model_shape(config)

@@ -1,4 +1,4 @@
-"""The result of compiling a run for a topology: does it fit, what does it cost, how long does it take."""
+"""Hold the result of compiling a run for a topology: whether it fits, its cost and its estimated time."""
 
 import dataclasses
 import json
@@ -39,12 +39,10 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPlan:
-    """What a run needs on each device of a topology. `print` it, or call `as_json`.
+    """A run compiled for a topology: memory, cost and estimated times. `print(plan)` or `as_json` shows them.
 
     Attributes:
-      run: the sizes that follow from the config.
-      topology: the devices.
-      programs: the compiled programs, in the order in which a stage runs them.
+      programs: the compiled programs: update, optimizer, prefill and decode.
       assumed: assumptions of the estimated times.
       proposal: config overrides with which the run fits; None if it already fits or if none were found.
     """
@@ -76,17 +74,17 @@ class CompiledPlan:
         return [program for program in self.programs if not program.fits(self.topology.chip)]
 
     def program(self, name: str) -> CompiledProgram | None:
-        """The first program whose name starts with `name`."""
+        """Return the first program whose name starts with `name`, or None."""
         return next((p for p in self.programs if p.name.startswith(name)), None)
 
     def call_time(self, program: CompiledProgram | None) -> CallTime | None:
-        """Estimated time of one call of a program; None if there is no such program or no cost."""
+        """Estimate the time of one call of a program; None if the program or its cost is None."""
         if program is None or program.cost is None:
             return None
         return call_time(program.cost, self.topology.chip, self.assumed)
 
     def estimate(self) -> Estimate | None:
-        """Times of the run; None if a program did not compile or the chip has no published peaks."""
+        """Estimate the run's times; None if a program did not compile or the chip has no published peaks."""
         update, optimizer, step = (self.call_time(self.program(n)) for n in ("update", "optimizer", "decode"))
         run, assumed, config, sampler = self.run, self.assumed, self.run.config, self.run.sampler
         bandwidth = self.topology.chip.bandwidth
@@ -115,7 +113,7 @@ class CompiledPlan:
         )
 
     def as_json(self) -> str:
-        """One JSON object with everything that the text shows."""
+        """Return the plan as the text of one JSON object."""
         estimate = self.estimate()
         return json.dumps(
             {

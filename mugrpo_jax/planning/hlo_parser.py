@@ -47,17 +47,17 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its outputs."""
+        """Bytes of the instruction's outputs."""
         return sum(shape.bytes for shape in self.shapes)
 
     @property
     def main_bytes(self) -> int:
-        """Bytes of its outputs that are in main memory."""
+        """Bytes of the instruction's outputs that are in main memory (HBM)."""
         return sum(shape.bytes for shape in self.shapes if shape.main)
 
 
 def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
-    """The name of the entry computation, and the instructions of each computation, by name."""
+    """Return the name of the entry computation, and a dict `{computation: {name: instruction}}`."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Count the FLOPs, memory traffic and messages of a compiled program on one device, from its HLO text.
+"""Compute the FLOPs, HBM traffic and collectives of a compiled program on one device, from its HLO text.
 
 The compiler's own cost analysis counts the body of a loop once, although a scan over the layers runs it once
 per layer. Here the trip count multiplies the body. If a loop has several limits on one counter, the smallest
@@ -45,16 +45,15 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends each time, assuming ring algorithms."""
-        whole = sum(shape.bytes for shape in self.result) * (
-            self.group if self.kind == "reduce-scatter" else 1
-        )
+        copies = self.group if self.kind == "reduce-scatter" else 1
+        whole = sum(shape.bytes for shape in self.result) * copies
         rounds = {"all-reduce": 2.0, "collective-permute": self.group / max(self.group - 1, 1)}
         return rounds.get(self.kind, 1.0) * whole * (self.group - 1) / self.group
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one call of a program costs on one device.
+    """The cost of one call of a program on one device.
 
     Attributes:
       flops: FLOPs of matrix products and attention kernels.
@@ -73,13 +72,11 @@ class Cost:
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """For each kind of collective, how many run and how many bytes each device sends."""
-        kinds = [kind for kind in COLLECTIVES if any(c.kind == kind for c in self.collectives)]
+        by_kind = {kind: [c for c in self.collectives if c.kind == kind] for kind in COLLECTIVES}
         return {
-            kind: (
-                sum(c.count for c in self.collectives if c.kind == kind),
-                sum(c.sent * c.count for c in self.collectives if c.kind == kind),
-            )
-            for kind in kinds
+            kind: (sum(c.count for c in found), sum(c.sent * c.count for c in found))
+            for kind, found in by_kind.items()
+            if found
         }
 
 
@@ -91,7 +88,7 @@ class HloProgram:
         self.entry, self.computations = parse(text)
 
     def cost(self) -> Cost:
-        """The cost of one call."""
+        """Compute the cost of one call of the program."""
         flops = bytes_ = 0.0
         collectives: dict[Any, Collective] = {}
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
@@ -110,7 +107,7 @@ class HloProgram:
     def _walk(
         self, name: str, count: int, fused: bool
     ) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int, bool]]:
-        """Every instruction that runs, its computation, how often it runs, and whether it is in a fusion."""
+        """Yield each executed instruction, its computation, its number of executions, and if it is fused."""
         table = self.computations[name]
         for instruction in table.values():
             if instruction.op == "while":

@@ -1,4 +1,4 @@
-"""Compiled programs as a table for people and as plain data for JSON."""
+"""Convert compiled programs to a text table and to plain data for JSON."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FL
 
 
 def program_dict(program: CompiledProgram, time: CallTime | None) -> dict[str, Any]:
-    """A program's memory and costs under plain names."""
+    """Return a program's memory and costs as plain data for JSON."""
     found = {
         "name": program.name,
         "resident": program.resident,
@@ -34,7 +34,7 @@ def program_dict(program: CompiledProgram, time: CallTime | None) -> dict[str, A
 
 
 def program_table(programs: Sequence[CompiledProgram]) -> list[str]:
-    """A header and one line per program, in columns."""
+    """Return the lines of a text table: a header, then one line per program."""
     rows = [_HEADER]
     for program in programs:
         sizes = [program.resident, program.arguments, program.outputs, program.temporaries, program.peak]

@@ -1,4 +1,4 @@
-"""The programs of a run, lowered with abstract arrays and compiled for devices that need not be present."""
+"""Lower the programs of a run with abstract arrays, and compile them for devices that need not be present."""
 
 import dataclasses
 import functools
@@ -24,13 +24,7 @@ from mugrpo_jax.planning.program_cost import Cost, HloProgram
 from mugrpo_jax.planning.run_plan import RunPlan, abstract_state, bytes_on_device
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import (
-    abstract_params,
-    abstract_slots,
-    lower_decode,
-    mesh_of,
-    run_prompts,
-)
+from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets
 
 # The naive packer skips the search for good machine code, which takes most of the compile time and changes
@@ -42,14 +36,13 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """One program on one device.
+    """A compiled program and the bytes that it needs on one device.
 
     Attributes:
-      name: what it does, and its shape. The first word is its kind.
-      resident: bytes of other arrays that are on the device while it runs.
-      arguments: bytes of its arguments.
-      outputs: bytes of its outputs, without those that reuse the memory of arguments.
-      temporaries: bytes that it needs only while it runs.
+      name: the kind of the program (its first word) and its shape.
+      resident: bytes of other arrays that are on the device while the program runs.
+      outputs: bytes of the outputs, without outputs that reuse the memory of arguments.
+      temporaries: bytes that the program needs only while it runs.
       cost: cost of one call; None if the compiler refused the program because of its memory.
     """
 
@@ -125,7 +118,7 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
 
 
 def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
-    """All programs of a planned run to compile; `host` are devices to sample on instead of the plan's own."""
+    """Return the programs of a run that must be compiled. `host` replaces the devices of the sampler."""
     updates = UpdatePrograms(run.config, run.model, run.mesh)
     programs = list(updates.programs())
     if run.sampler is not None:
@@ -156,7 +149,7 @@ class UpdatePrograms:
         return bytes_on_device(self.state)
 
     def programs(self) -> Iterator[Program]:
-        """The gradient of the largest micro-batch shapes, and the optimizer's step."""
+        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer's step."""
         buckets = update_buckets(self.config, self.mesh)
         for shape in largest_shapes(buckets):
             yield Program(
@@ -167,7 +160,7 @@ class UpdatePrograms:
         yield Program("optimizer", 0, self.apply)
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
-        """`UpdateStep.accumulate` for one micro-batch shape, lowered."""
+        """Lower `UpdateStep.accumulate` for one micro-batch shape."""
         split = batch_sharding(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
@@ -180,13 +173,13 @@ class UpdatePrograms:
         return self.step.lower_accumulate(compute, self.state.params, batch)
 
     def apply(self) -> Any:
-        """`UpdateStep.apply`, lowered."""
+        """Lower `UpdateStep.apply`."""
         with jax.set_mesh(self.mesh):
             return self.step.apply.lower(self.state, self.state.params)
 
 
 def largest_shapes(buckets: Buckets) -> list[Shape]:
-    """The micro-batch shapes that need most memory: no other shape has as many tokens in rows as long."""
+    """Return each micro-batch shape for which no other shape has at least as many tokens and as long rows."""
     return [
         shape
         for shape in buckets.shapes
@@ -199,7 +192,7 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
-    """Prefill of the longest prompts, decoding that reads the whole cache, and decoding with top-p."""
+    """Yield prefill of the longest prompts, and decoding over the whole KV cache, also with top-p if used."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size

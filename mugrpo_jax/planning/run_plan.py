@@ -1,4 +1,4 @@
-"""What a run will do and how much memory it needs, computed from its config. Nothing is allocated."""
+"""Compute the sizes and the memory of a run from its config. No arrays are allocated."""
 
 import dataclasses
 import math
@@ -62,12 +62,9 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """The sizes of a run that follow from its config. `print` it.
+    """The sizes of a run, computed from its config. `print(plan)` shows them.
 
     Attributes:
-      config: settings of the run.
-      model: shape of the model.
-      mesh: all devices.
       buckets: micro-batch shapes, one compiled program each.
       sampler: sizes of the sampler; None if a stage is replayed and nothing is evaluated.
       memory: bytes on each device.
@@ -233,10 +230,9 @@ def plan_run(
     *,
     device_memory: int | None = None,
 ) -> RunPlan:
-    """Plan a run. Nothing is allocated and no weights are read.
+    """Compute the plan of a run. No arrays are allocated and no weights are loaded.
 
     Args:
-      config: settings of the run.
       model: shape of the model; None reads it from the model that the config names.
       mesh: all devices; None takes the devices of this machine in the config's mesh shape.
       device_memory: free bytes on each device; None asks the device.
@@ -270,7 +266,7 @@ def plan_run(
 def _sampler(
     config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
 ) -> tuple[SamplerPlan | None, str | None]:
-    """The sampler that fits beside a training state of `kept` bytes, or the reason why none fits."""
+    """Plan a sampler that fits beside a training state of `kept` bytes, or return why no sampler fits."""
     if config.replay.run is not None and not config.evaluation.problems:
         return None, None
     if device is not None and device <= kept:
@@ -288,7 +284,7 @@ def _sampler(
 
 
 def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> training.TrainState:
-    """The training state as abstract arrays with shardings."""
+    """Return the training state as abstract arrays with shardings."""
     model, params = models.abstract(shape)
     optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
     state = jax.eval_shape(
@@ -298,7 +294,7 @@ def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> trainin
 
 
 def bytes_on_device(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays on one device."""
+    """Return the bytes that a tree of abstract arrays takes on one device."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
@@ -308,7 +304,7 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def human(number: float | None) -> str:
-    """A number of bytes as text, in powers of 1000.
+    """Write a number of bytes as text, with units in powers of 1000.
 
     >>> human(3_200_000), human(141e9)
     ('3.2 MB', '141 GB')

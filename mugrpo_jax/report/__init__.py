@@ -1,4 +1,4 @@
-"""Reports of one or several runs: an HTML page, figures, a text summary, a description of rollouts.
+"""Report on one or several runs: write an HTML page, figures, a text summary or a description of rollouts.
 
 from mugrpo_jax.report import figures, read_run, write_page
 runs = [read_run("runs/first"), read_run("runs/second")]

@@ -14,7 +14,7 @@ _MOST_DOTS = 64  # a line with more points has no dots: they would overlap
 
 
 def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
-    """The chart for the page element with id `target`; `names` are the names of the runs."""
+    """Return the data of the chart for the HTML element with id `target`. `names` are the runs' names."""
     shared = {"target": target, "y": panel.y}
     return shared | (_bars(panel, names) if isinstance(panel, Bars) else _lines(panel, names))
 
@@ -36,13 +36,10 @@ def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
         "lines": [_line(line, names) for line in drawn],
     }
     if panel.log == "xy":  # show all marks, also those far from the data
-        found["x_range"] = _around([*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)])
-        found["y_range"] = _around([*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)])
+        xs = [*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)]
+        ys = [*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)]
+        found |= {"x_range": [min(xs) / 3, max(xs) * 3], "y_range": [min(ys) / 3, max(ys) * 3]}
     return found
-
-
-def _around(values: list[float]) -> list[float]:
-    return [min(values) / 3, max(values) * 3]
 
 
 def _line(line: Line, names: list[str]) -> dict[str, Any]:
@@ -83,7 +80,7 @@ def _short(name: str) -> str:
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Values rounded to five digits, which is finer than a screen shows; None where a value is missing.
+    """Round values to five digits, which is finer than a screen shows. NaN and infinity become None.
 
     >>> numbers(np.array([1 / 3, np.nan]))
     [0.33333, None]

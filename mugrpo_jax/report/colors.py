@@ -15,7 +15,7 @@ def line_color(line: Line, runs: int) -> str:
 
 
 def line_strength(line: Line, runs: int) -> float:
-    """Opacity. If the colour shows the run, earlier stages are fainter."""
+    """Return the opacity of a line. With several runs, the lines of early stages are fainter."""
     return 1.0 if runs == 1 or line.stage is None else 0.35 + 0.65 * line.age
 
 
@@ -32,5 +32,5 @@ def ramp(place: float) -> str:
 
 
 def nth_color(n: int) -> str:
-    """The colour of the nth run, or of the nth part of a bar, counted from 0."""
+    """Return the colour of the nth run, or of the nth part of a bar, counted from 0."""
     return COLORS[n % len(COLORS)]

@@ -33,7 +33,7 @@ def overview(runs: Sequence[History]) -> Figure:
 def _figure_of(
     panel: Callable[[Sequence[History]], Panel | Bars], size: tuple[float, float] = (5.6, 3.6)
 ) -> Callable[[Sequence[History]], Figure]:
-    """A function that draws one panel as a figure. It has the panel function's name and docstring."""
+    """Make a function that draws one panel as a figure, with the panel function's name and docstring."""
 
     def figure_of(runs: Sequence[History]) -> Figure:
         figure = Figure(figsize=size, dpi=120, layout="constrained")

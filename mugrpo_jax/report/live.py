@@ -1,4 +1,4 @@
-"""The report of a running run: samples and the page, written after stages and at the end."""
+"""Write the report of a run while it trains: samples after stages, the page after stages and at the end."""
 
 import sys
 import time

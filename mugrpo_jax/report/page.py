@@ -1,4 +1,4 @@
-"""The report of one or several runs as one HTML file, which contains everything it needs."""
+"""Write the report of one or several runs as one HTML file that loads no other files."""
 
 import dataclasses
 import json
@@ -24,13 +24,13 @@ from mugrpo_jax.report.samples import page_samples
 
 
 def write_page(runs: Sequence[History], path: str | Path) -> Path:
-    """Write the report of these runs atomically: readers never see half a page."""
+    """Write the report of these runs atomically, so that readers never see half a page. Return the path."""
     write_atomically(Path(path), page(runs))
     return Path(path)
 
 
 def page(runs: Sequence[History]) -> str:
-    """The report of these runs as HTML."""
+    """Return the report of these runs as HTML."""
     called = names(runs)
     sections, charts = _figures(runs, called)
     samples, left_out = page_samples(runs)
@@ -176,7 +176,7 @@ def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
 
 
 def number(value: float) -> str:
-    """A number as text for a table.
+    """Write a number as text for a table.
 
     >>> number(0.1234567), number(1234567.0), number(2e-7), number(float("nan")), number(float("inf"))
     ('0.1235', '1,234,567', '2.00e-07', '–', 'not reached')

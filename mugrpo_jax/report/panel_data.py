@@ -1,6 +1,6 @@
-"""The data of one figure (`Panel` or `Bars`), and averaging of many updates into few points.
+"""Define the data of one figure (`Panel` or `Bars`), and average many updates into few points.
 
-`figures` draws it with matplotlib for papers and notebooks, `charts` with Bokeh for the page.
+`figures` draws panels with matplotlib for papers and notebooks, `bokeh_charts` with Bokeh for the page.
 """
 
 import dataclasses
@@ -58,10 +58,9 @@ class Panel:
     """Lines over a common axis.
 
     Attributes:
-      title, x, y: title of the figure and labels of its axes.
-      lines: the lines to draw.
-      marks: vertical lines, such as starts of stages: label, place, and number of the run or None.
-      levels: horizontal lines: label and place.
+      x, y: labels of the axes.
+      marks: vertical lines, such as starts of stages, as tuples (label, x, number of the run or None).
+      levels: horizontal lines as tuples (label, y).
       low, high: limits of the y axis; None to fit the data.
       log: axes with a logarithmic scale: "", "y" or "xy".
       note: caption of the figure.
@@ -94,9 +93,9 @@ class Bars:
     """Stacked bars, one for each stage of a run, or for several neighbouring stages.
 
     Attributes:
-      title, y: title of the figure and label of its y axis.
-      groups: number of the run and label, for each bar.
-      parts: heights of a part in each bar, by the name of the part.
+      y: label of the y axis.
+      groups: a tuple (number of the run, label) for each bar.
+      parts: for the name of each part, its height in each bar.
       note: caption of the figure.
     """
 
@@ -115,7 +114,9 @@ class Bars:
 def reduce(
     x: np.ndarray, y: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mean x, and mean, smallest and largest y, of each piece; pieces begin at `starts`, NaN does not count.
+    """Return the mean x, and the mean, smallest and largest y of each piece. Pieces begin at `starts`.
+
+    NaN in y is ignored. A piece without any value has NaN as its mean, smallest and largest y.
 
     >>> x, y, low, high = reduce(np.arange(4.0), np.array([1.0, 3.0, np.nan, 8.0]), np.array([0, 2]))
     >>> x.tolist(), y.tolist(), low.tolist(), high.tolist()
@@ -140,7 +141,7 @@ def reduce(
 
 
 def even_bins(count: int, most: int) -> np.ndarray:
-    """Starts of pieces of equal length, at most `most` of them.
+    """Divide `count` items into at most `most` pieces of equal length; return the start of each piece.
 
     >>> even_bins(10, most=4).tolist()
     [0, 3, 6, 9]
@@ -154,7 +155,7 @@ def bin_size(count: int, most: int) -> int:
 
 
 def run_bins(run: History) -> np.ndarray:
-    """Starts of the pieces of a whole run. Pieces end where a stage ends, unless stages are very short."""
+    """Return the start of each piece of a run. Pieces end where a stage ends, unless stages are short."""
     size = bin_size(len(run.updates), MOST_POINTS)
     if size > run.config.batch.updates_per_stage:
         return np.arange(0, len(run.updates), size)
@@ -163,7 +164,7 @@ def run_bins(run: History) -> np.ndarray:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the items, evenly spread, with the first and the last.
+    """Return at most `most` items, evenly spread, with the first and the last item.
 
     >>> spread(list(range(10)), 4)
     [0, 3, 6, 9]
@@ -174,13 +175,13 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 
 def drawn_stages(run: History) -> dict[int, float]:
-    """The stages of a run that figures draw, with the `Line.age` of each."""
+    """Return the stages of a run that figures draw, with the `Line.age` of each stage."""
     stages = spread(list(run.stage_slices), MOST_STAGES)
     return {stage: i / (len(stages) - 1) if len(stages) > 1 else 1.0 for i, stage in enumerate(stages)}
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """A readable unit for a time, and its length in seconds.
+    """Return a readable unit for a time, and the number of seconds in the unit.
 
     >>> time_unit(90), time_unit(600), time_unit(86400)
     (('seconds', 1.0), ('minutes', 60.0), ('hours', 3600.0))

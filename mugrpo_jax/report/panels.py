@@ -1,4 +1,4 @@
-"""The data of every figure of a report: one function per figure, which takes the runs."""
+"""Compute the data of every figure in a report. Each function takes runs and returns one figure's data."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -18,13 +18,10 @@ _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 def describe_rollouts(
     run: Path, *, stage: int | None = None, show: int = 0, rewards: tuple[float, float] | None = None
 ) -> str:
-    """Describe the rollouts of a run.
+    """Describe the rollouts in the folder `run` of one stage, or of all stages if `stage` is None.
 
-    Args:
-      run: folder of the run.
-      stage: number of a stage; None describes all stages with rollouts.
-      show: how many responses of each stage to show as text, spread evenly over the stage.
-      rewards: describe only responses with a reward in this closed interval.
+    `show` responses of each stage, evenly spread, are shown as text. With `rewards`, only responses with a
+    reward in this closed interval are described.
     """
     config = read_config(run)
     origin = run if config.replay.run is None else Path(config.replay.run)
@@ -86,10 +83,7 @@ def _quantiles(lengths: Sequence[int]) -> str:
 
 
 def _texts(
-    groups: Sequence[Group],
-    rewards: tuple[float, float] | None,
-    show: int,
-    tokenizer: Tokenizer | None,
+    groups: Sequence[Group], rewards: tuple[float, float] | None, show: int, tokenizer: Tokenizer | None
 ) -> list[str]:
     found = _chosen(groups, rewards)
     if tokenizer is None or not found:

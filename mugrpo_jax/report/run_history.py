@@ -24,13 +24,11 @@ class StageFigures:
     """The numbers of one stage; NaN if a number was not recorded.
 
     Attributes:
-      stage: number of the stage.
-      updates: updates done in the stage.
-      reward: mean reward of its rollouts.
-      vetoed: share of vetoed tokens, mean over its updates.
-      ess: effective sample size as a share of tokens, at its last update.
+      updates: number of updates done in the stage.
+      reward: mean reward of the stage's rollouts.
+      vetoed: share of vetoed tokens, mean over the stage's updates.
+      ess: effective sample size as a share of tokens, at the stage's last update.
       generate_seconds: time of generating and scoring; 0 if the stage was replayed.
-      update_seconds: time of updates.
       accuracy: held-out accuracy after the stage.
     """
 
@@ -86,7 +84,7 @@ class History:
         return max((record["seconds"]["clock"] for record in records), default=0.0)
 
     def values(self, metric: str) -> np.ndarray:
-        """A metric at every update, such as `vetoed/tokens` or `seconds/clock`; NaN if it was not recorded.
+        """Return a metric, such as `vetoed/tokens`, at every update; NaN where it was not recorded.
 
         A mean over no items is NaN too, such as `ratio/negative_tokens` if `negative_tokens` is 0.
         """
@@ -109,11 +107,11 @@ class History:
         return slices
 
     def by_stage(self) -> list[list[dict[str, Any]]]:
-        """The update records of each stage with updates."""
+        """Return the update records of each stage that has updates."""
         return [list(self.updates[part]) for part in self.stage_slices.values()]
 
     def stages(self) -> list[StageFigures]:
-        """The numbers of every stage that has started."""
+        """Return the numbers of every stage that has started."""
         generated = {record["stage"]: record for record in self.generations}
         updated = {records[0]["stage"]: records for records in self.by_stage()}
         return [
@@ -166,7 +164,7 @@ def read_run(folder: str | Path) -> History:
 
 
 def names(runs: Sequence[History]) -> list[str]:
-    """A name for each run: the name of its folder, or the whole path if two folders have the same name."""
+    """Return a name for each run: its folder's name, or the whole path if two folders have the same name."""
     short = [run.name for run in runs]
     return [str(run.folder) if short.count(run.name) > 1 else run.name for run in runs]
 
@@ -219,7 +217,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 def summary(run: History) -> str:
-    """A text about a run: accuracy before and after, and one line per stage."""
+    """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
     header = ["stage", "updates", "reward", "vetoed", "ESS", "generate s", "update s", "accuracy"]
     rows = [

@@ -57,14 +57,14 @@ class SampleScorer:
         longest = buckets.lengths[-1]
         self.shape = buckets.rows(longest), longest
         self._logprobs = jax.jit(
-            functools.partial(_logprobs, policy.model, options),
-            out_shardings=NamedSharding(policy.mesh, P()),
+            functools.partial(_logprobs, policy.model, options), out_shardings=NamedSharding(policy.mesh, P())
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
-        """Log-probs of the tokens of each response."""
+        """Return the log-probs of the tokens in each response."""
         found: list[np.ndarray] = []
-        for batch in _batched(rows, self.shape[0]):
+        for start in range(0, len(rows), self.shape[0]):
+            batch = rows[start : start + self.shape[0]]
             tokens = np.zeros(self.shape, np.int32)
             for i, row in enumerate(batch):
                 tokens[i, : len(row.tokens)] = row.tokens
@@ -91,12 +91,8 @@ def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array
     return logp
 
 
-def _batched(rows: Sequence[Candidate], size: int) -> list[Sequence[Candidate]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
 def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) -> list[Candidate]:
-    """Candidates of a stage: best and worst responses of its first groups, to fill one forward pass."""
+    """Return the best and worst responses of a stage's first groups, enough to fill one forward pass."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
     count = max(config.report.samples, scorer.shape[0])
     rewards = shaped_rewards(groups, config.sampling.max_response_tokens, config.overlong_buffer)
@@ -118,7 +114,10 @@ def write_samples(
 
 
 def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advantage: str) -> list[Candidate]:
-    """Best and worst response of each group, groups with different rewards first; then all the others."""
+    """Return up to `count` responses: first the best and worst of each group, then all other responses.
+
+    Groups whose responses all have the same reward come last.
+    """
     advantages = np.asarray(objectives.group_advantages(rewards, kind=advantage))
     order = np.argsort(rewards.max(axis=1) == rewards.min(axis=1), kind="stable").tolist()
     ends = [(i, int(end(rewards[i]))) for i in order for end in (np.argmax, np.argmin)]
@@ -128,7 +127,7 @@ def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advanta
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
-    """Half with A < 0, those with the smallest ratio first, and half with A > 0; others fill up the count."""
+    """Choose half with advantage < 0, smallest ratios first, and half with advantage > 0, then the others."""
 
     def lowest(item: tuple[Candidate, np.ndarray]) -> float:
         row, logp = item
@@ -143,7 +142,7 @@ def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[t
 
 
 def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """One sample as plain data."""
+    """Return one sample as plain data for JSON."""
     settings = config.objective.settings
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
     log_ratio = logp - row.rollout.logprobs
@@ -172,7 +171,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text of each token. If several tokens form one character, the last of them has it."""
+    """Return the text of each token. If tokens form one character together, the last token gets its text."""
     found, start = [], 0
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[start:end])
@@ -183,7 +182,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
-    """The samples for a page of these runs, and the number of stages left out to keep the page small."""
+    """Return the samples for a page, and the number of stages left out to keep the page small."""
     shown: list[dict[str, Any]] = []
     left_out = 0
     for i, run in enumerate(runs):

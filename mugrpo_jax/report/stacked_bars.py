@@ -1,4 +1,4 @@
-"""The bar figures of a report: how responses ended, and how the time was spent, by stage."""
+"""Compute the stacked bars of a report: for each stage, how responses ended and how time was spent."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def _bars(
 
 
 def _bar_stages(stages: Sequence[int], most: int) -> list[list[int]]:
-    """The stages of each bar. The time before the first stage has a bar of its own."""
+    """Return the stages of each bar. The time before the first stage (stage -1) has its own bar."""
     before, numbered = [s for s in stages if s < 0], [s for s in stages if s >= 0]
     size = bin_size(len(numbered), most)
     parts = [numbered[start : start + size] for start in range(0, len(numbered), size)]

@@ -19,14 +19,14 @@ _WINDOW = 8  # cosines are averaged over so many updates, because a single one i
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """The quantities of the staleness law in one run; NaN if the run did not record the metrics.
+    """The quantities of the staleness law, measured in one run; NaN if the run did not record the metrics.
 
     Attributes:
       lag: S, updates per stage.
       updates: T, updates done so far.
       learning_rate: η.
-      update_size: G, median ‖Δθ‖ / η.
-      batch_drift: R_batch, infinite if no stage reached `ESS_LOSS` or `CLIPPED`.
+      update_size: G, the median of ‖Δθ‖ / η, where Δθ is the change of the weights in one update.
+      batch_drift: R_batch, the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, or infinity.
       largest_drift: the largest drift in any stage.
       collapse: the update at which reward or held-out accuracy collapsed, or None.
       critical_drift: R_crit, see `critical_drift`; NaN without a collapse.
@@ -45,12 +45,12 @@ class Position:
 
     @property
     def lag_times_rate(self) -> float:
-        """S·η."""
+        """S·η, updates per stage times learning rate."""
         return self.lag * self.learning_rate
 
     @property
     def updates_times_rate(self) -> float:
-        """T·η."""
+        """T·η, updates so far times learning rate."""
         return self.updates * self.learning_rate
 
     @property
@@ -80,7 +80,7 @@ def position(run: History) -> Position:
 
 
 def _batch_drift(run: History) -> float:
-    """The smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
+    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
@@ -93,17 +93,16 @@ def _batch_drift(run: History) -> float:
 
 
 def _collapse(run: History) -> int | None:
-    """The first collapse of reward or accuracy. The reward is that of rollouts: it is flat within a stage."""
+    """Return the update of the first collapse of the training reward or the held-out accuracy, or None."""
     accuracy = accuracy_collapse(
         [record["updates"] for record in run.evaluations], [record["accuracy"] for record in run.evaluations]
     )
-    return min(
-        (found for found in (collapse(run.values("reward")), accuracy) if found is not None), default=None
-    )
+    found = collapse(run.values("reward")), accuracy
+    return min((update for update in found if update is not None), default=None)
 
 
 def collapse(reward: np.ndarray) -> int | None:
-    """The update at which the mean reward fell below half of its best and stayed there, or None.
+    """Return the update at which the mean reward fell below half of its best for good, or None.
 
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
@@ -121,10 +120,10 @@ def collapse(reward: np.ndarray) -> int | None:
 def accuracy_collapse(
     updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
 ) -> int | None:
-    """The update at which the accuracy fell below `level` times the best so far and stayed there, or None.
+    """Return the update at which the accuracy fell below `level` times the best so far for good, or None.
 
-    It is interpolated between evaluations. Only evaluations show a collapse within a stage: the training
-    reward is measured on rollouts that were sampled before the stage's updates.
+    The update is interpolated between evaluations. Only evaluations show a collapse within a stage, because
+    the training reward is measured on rollouts that were sampled before the stage's updates.
 
     >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.5, 0.1, 0.0])
     162
@@ -159,7 +158,7 @@ def _largest_cosine(cosine: np.ndarray) -> float:
 
 
 def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
-    """The law's constants, fitted to runs of one objective that differ in µ or η; None for other runs."""
+    """Fit the law's constants to runs with one objective but different µ or η (learning rate), else None."""
     places = [position(run) for run in runs]
     methods = {run.config.objective for run in runs}
     if len(methods) > 1 or len({(p.lag, p.learning_rate) for p in places}) < 2:
@@ -171,7 +170,7 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
 
 
 def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
-    """Sentences about a run and the staleness law."""
+    """Return sentences that compare a run with the staleness law."""
     place = position(run)
     if not place.learning_rate or not place.updates:
         return ["The law does not apply: no update was made yet, or the learning rate is 0."]

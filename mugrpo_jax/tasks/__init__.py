@@ -1,12 +1,12 @@
-"""Tasks: the problems that a run trains and tests on, and the reward that scores responses.
+"""Define the problems that a run trains and tests on, and the rewards that score responses.
 
-A `Problem` is a prompt and its answer. A `Task` has problems to train on, problems held out for tests, and
-the name of its reward. A reward is a function `reward(response, problem)` that returns a number, usually 1.0
-for a right answer and 0.0 for a wrong one. A `Scorer` calls it, in worker processes if it may be slow.
+A `Problem` is a prompt with its answer. A `Task` has training problems, test problems, and the name of a
+reward. A reward is a function `reward(response, problem)` that returns a number, usually 1.0 for a right
+answer and 0.0 for a wrong answer. A `Scorer` calls the reward, in worker processes if the reward may be slow.
 
 `load_task(name, **options)` makes a task: from a generator (`arithmetic`, `word_problems`, `countdown`), from
-a known dataset (`PRESETS`), or from your own files (`dataset`). Nothing in this package imports jax, so that
-workers start fast.
+a known dataset (`PRESETS`), or from your own files (`dataset`). No module in this package imports jax,
+because the worker processes must start fast.
 """
 
 import functools
@@ -54,9 +54,9 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """Make a task by name: a generator, a preset, or `dataset` for a user's own files.
+    """Make the task `name`: a key of `GENERATORS`, a key of `PRESETS`, or `dataset` for your own files.
 
-    The options are the arguments of the generator, of `preset_task` or of `dataset_task`.
+    `options` are the arguments of the generator, of `preset_task` or of `dataset_task`.
 
     >>> load_task("arithmetic", difficulty=3, train=10, test=2).name
     'arithmetic'
@@ -68,7 +68,7 @@ def load_task(name: str, **options: Any) -> Task:
 
 
 def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
-    """The function that makes the task; checks name and options as `load_task` does, but reads no data."""
+    """Return the function that makes the task. Check the name and the options, but read no data."""
     make: Callable[..., Task]
     if name in GENERATORS:
         make = GENERATORS[name]

@@ -1,4 +1,4 @@
-"""The task `arithmetic`: column addition, easy enough for a tiny character-level model."""
+"""Generate the task `arithmetic`: column addition, easy enough for a tiny character-level model."""
 
 import random
 
@@ -17,14 +17,15 @@ def arithmetic(
     train: int = 8192,
     test: int = 256,
 ) -> Task:
-    """Sums of `operands` numbers with `difficulty` digits each.
+    """Make a task with sums of `operands` numbers of `difficulty` digits each.
 
-    The worked solution adds column by column from the right: the digits, the carry, a two-digit sum. The
-    answer follows the semicolon. All columns have the same width, so that a model finds digits by position.
+    The worked solution adds column by column from the right. Each column is written as its digits, the carry
+    and a two-digit sum, and the answer follows after a semicolon. All columns have the same width, so that a
+    model can find the digits by position.
 
-    With `slips` > 0, worked solutions contain mistakes: each column is added wrongly with this probability,
-    and the next columns use the wrong carry. A model after a warm start on such solutions can add but makes
-    mistakes, which reinforcement learning can then remove. The problems' answers stay right.
+    `slips` is the probability that a column of a worked solution has a random sum. The next columns use the
+    carry of that wrong sum. After a warm start on such solutions, a model can add but makes mistakes, which
+    reinforcement learning can then remove. The answers of the problems are always right.
 
     >>> task = arithmetic(difficulty=2, train=100_000, test=4)
     >>> column_addition((37, 58))
@@ -39,7 +40,7 @@ def arithmetic(
     def draw(rng: random.Random) -> tuple[str, Problem]:
         numbers = tuple(rng.randrange(smallest, 10**difficulty) for _ in range(operands))
         prompt = "+".join(map(str, numbers)) + "="
-        key = "+".join(map(str, sorted(numbers)))  # 37+58 and 58+37 are the same problem
+        key = "+".join(map(str, sorted(numbers)))  # 37+58 and 58+37 have the same key
         solution = column_addition(numbers, slips=slips, rng=rng if slips else None)
         return key, Problem("", prompt, str(sum(numbers)), solution)
 
@@ -47,10 +48,13 @@ def arithmetic(
 
 
 def column_addition(numbers: tuple[int, ...], *, slips: float = 0.0, rng: random.Random | None = None) -> str:
-    """Add the numbers column by column, from the right; each column is wrong with probability `slips`."""
-    columns = zip(*(reversed(digits) for digits in _padded(numbers)))
+    """Write the addition of the numbers column by column, from the right, with the answer at the end.
+
+    With an `rng`, each column gets a random sum with probability `slips`.
+    """
+    width = max(len(str(number)) for number in numbers)
     steps, digits, carry = [], "", 0
-    for column in columns:
+    for column in zip(*(reversed(str(number).zfill(width)) for number in numbers)):
         total = sum(map(int, column)) + carry
         if rng is not None and rng.random() < slips:
             total = rng.randrange(20)
@@ -58,8 +62,3 @@ def column_addition(numbers: tuple[int, ...], *, slips: float = 0.0, rng: random
         carry = total // 10
         digits = str(total % 10) + digits
     return ",".join(steps) + f";{int(str(carry) + digits)}"
-
-
-def _padded(numbers: tuple[int, ...]) -> list[str]:
-    width = max(len(str(number)) for number in numbers)
-    return [str(number).zfill(width) for number in numbers]

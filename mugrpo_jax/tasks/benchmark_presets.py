@@ -1,4 +1,4 @@
-"""Known datasets (the benchmarks of the paper and GSM8K): their place on the Hub and their columns."""
+"""List known datasets, which are the paper's benchmarks and GSM8K, and make tasks from the datasets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mugrpo_jax.tasks.word_problems import INSTRUCTION
 
 @dataclass(frozen=True)
 class Preset:
-    """A published dataset: its columns, its sources on the Hub, and its reward."""
+    """A published dataset: its columns, the Hub sources of its problems (None if absent), and its reward."""
 
     columns: Columns
     train: str | None = None
@@ -21,7 +21,7 @@ class Preset:
 
 
 def _boxed(column: str, solution: str | None = None) -> Columns:
-    """Columns of a dataset with the problem in `column`; the prompt asks for a boxed answer."""
+    """Make `Columns` for a dataset whose problems are in `column`. The prompt asks for a boxed answer."""
     ask = "\n\nReason step by step, and put the final answer in \\boxed{{}}."
     return Columns(as_prompt(f"{{{column}}}{ask}", chat=True), solution=solution)
 
@@ -48,21 +48,18 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 def preset_task(
     name: str, *, folder: str | None = None, train: str | None = None, test: str | None = None
 ) -> Task:
-    """The task of a preset, from the Hub or from local files.
+    """Load the preset `PRESETS[name]` as a task, from the Hub or from local files.
 
-    Args:
-      name: a key of `PRESETS`.
-      folder: a folder with `train` or `test`, or both, as `.jsonl` or `.parquet`.
-      train: a source to use instead of the preset's training problems.
-      test: a source to use instead of the preset's test problems.
+    `folder` is a folder with `train.jsonl`, `test.jsonl` or both, or with `.parquet` files of these names.
+    `train` and `test` are sources of problems, as in `dataset_files`. Only without `folder`, `train` and
+    `test` are the problems loaded from the preset's sources on the Hub.
     """
     preset = PRESETS[name]
     if folder is not None:
         train, test = train or _in_folder(folder, "train"), test or _in_folder(folder, "test")
         if train is None and test is None:
-            raise ValueError(
-                f"{folder}: no train or test in it; possible: train.jsonl, test.jsonl or .parquet"
-            )
+            files = "train.jsonl, test.jsonl or .parquet"
+            raise ValueError(f"{folder}: no train or test in it; possible: {files}")
     elif train is None and test is None:
         train, test = preset.train, preset.test
     return dataset_task(name=name, train=train, test=test, columns=preset.columns, reward=preset.reward)

@@ -1,23 +1,25 @@
-"""The task `countdown`: combine the given numbers, each exactly once, with + - * / to reach a target."""
+"""Generate and score the task `countdown`: combine all given numbers with + - * / to reach a target."""
 
 import ast
 import random
 import re
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 
 from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
-_LONGEST = 200  # most characters of an expression; a short one cannot exhaust the parser's recursion
-_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_LONGEST = 200  # most characters of an expression, so that parsing cannot exceed Python's recursion limit
+_OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
 
 
 def countdown(
     *, seed: int = 0, difficulty: int = 3, train: int = 100_000, test: int = 512, chat: bool = True
 ) -> Task:
-    """Problems with `difficulty` numbers, 2 to 6, whose target is a whole number from 1 to 999.
+    """Make a task whose problems have `difficulty` (2 to 6) numbers and a whole target from 1 to 999.
 
-    The answer lists the target and the numbers. Each line of the worked solution combines two numbers.
+    The answer lists the target and the numbers. Each line of the worked solution combines two numbers. With
+    `chat`, a prompt is a chat message, otherwise plain text.
 
     >>> countdown(difficulty=3, chat=False).train[0].answer
     '98 from 6 13 20'
@@ -43,7 +45,7 @@ def countdown(
 
 
 def _combine(rng: random.Random, numbers: list[int]) -> tuple[int, str, list[str]]:
-    """Combine random pairs until one number remains. Return its value, its expression, and all steps."""
+    """Combine random pairs until one number remains. Return this number, its expression, and all steps."""
     pile = [(number, str(number)) for number in numbers]
     lines = []
     while len(pile) > 1:
@@ -61,9 +63,10 @@ def _combine(rng: random.Random, numbers: list[int]) -> tuple[int, str, list[str
 
 
 def countdown_reward(response: str, problem: Problem) -> float:
-    """1.0 if the text after the last `####` is an expression of the given numbers that equals the target.
+    """Return 1.0 if the text after the last `####` is a right expression, otherwise 0.0.
 
-    Of an equation, such as `#### 2*(3+4) = 14`, the left side counts.
+    A right expression uses each given number exactly once and equals the target. If the text is an equation,
+    such as `2*(3+4) = 14`, only its left side is evaluated.
 
     >>> problem = Problem("1", "", "14 from 2 3 4")
     >>> countdown_reward("#### 2*(3+4)", problem), countdown_reward("#### 2*7", problem)
@@ -84,9 +87,9 @@ def countdown_reward(response: str, problem: Problem) -> float:
 
 
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an expression of whole numbers and + - * / ( ), and the numbers it uses.
+    """Return the exact value of an expression of whole numbers and + - * / ( ), and the numbers in it.
 
-    Any other text is a `ValueError`. The text is parsed, never executed.
+    Any other text raises a `ValueError`. The text is parsed, never executed.
 
     >>> evaluate_expression("(1 + 2) / 6")
     (Fraction(1, 2), [1, 2, 6])
@@ -107,14 +110,5 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
         used.append(node.value)
         return Fraction(node.value)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        a, b = _value(node.left, used), _value(node.right, used)
-        match _OPERATORS[type(node.op)]:
-            case "+":
-                return a + b
-            case "-":
-                return a - b
-            case "*":
-                return a * b
-            case _:
-                return a / b
+        return _OPERATORS[type(node.op)](_value(node.left, used), _value(node.right, used))
     raise ValueError(f"not one of + - * /: {ast.unparse(node)[:40]!r}")

@@ -1,7 +1,7 @@
-"""Problems from files and from the Hugging Face Hub: JSONL, Parquet, `datasets`.
+"""Load problems from JSONL files, from Parquet files and from the Hugging Face Hub.
 
 A source is a string: `path/to/file.jsonl`, `path/to/file.parquet`, `hub:owner/name:split` or
-`hub:owner/name/subset:split`. `Columns` says how the columns of a row become a problem.
+`hub:owner/name/subset:split`. `Columns` says how to make a problem from the columns of a row.
 """
 
 import json
@@ -17,7 +17,7 @@ from mugrpo_jax.tasks.math_answers import boxed_answer
 from mugrpo_jax.tasks.rewards import load_reward
 from mugrpo_jax.tasks.task import Message, Problem, Prompt, Task
 
-Row = tuple[str, Mapping[str, Any]]  # file and line, for messages, and the columns
+Row = tuple[str, Mapping[str, Any]]  # the place of the row (file and line) for error texts, and its columns
 
 
 def _after_hashes(text: str) -> str | None:
@@ -28,20 +28,21 @@ def _after_hashes(text: str) -> str | None:
 ANSWER_PARTS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {"whole": str.strip, "hashes": _after_hashes, "boxed": boxed_answer}
 )
-"""Which part of the answer column is the answer: all of it, the text after the last `####`, the last box."""
+"""Functions that extract the answer from the answer column: the whole text, the text after the last `####`,
+or the content of the last `\\boxed{...}`. A function returns None if the text has no such part."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How a row becomes a problem.
+    """Settings for making a problem from a row of a dataset.
 
     Attributes:
-      template: the prompt with names of columns in braces, such as `"{question}"`: a text, or chat messages
-        with such texts as `content`. Write a literal brace twice.
+      template: the prompt with column names in braces, such as `"{question}"`. It is a text, or a tuple of
+        chat messages whose `content` is such a text. Write a literal brace twice.
       answer: the column with the answer.
       answer_part: a key of `ANSWER_PARTS`.
-      solution: the column with a worked solution, for a warm start.
-      id: the column with an id; None numbers the problems.
+      solution: the column with a worked solution for a warm start, or None.
+      id: the column with an id. None means that the ids are 0, 1, 2, ...
     """
 
     template: str | tuple[Message, ...] = "{question}"
@@ -64,25 +65,25 @@ class Columns:
                 _fields(message["content"])
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The template filled with the row's columns."""
+        """Fill the template with the row's columns."""
         if isinstance(self.template, str):
             return _fill(self.template, row)
         return tuple({"role": m["role"], "content": _fill(m["content"], row)} for m in self.template)
 
     def problem(self, row: Mapping[str, Any], number: int) -> Problem:
-        """Make a problem of a row; a `ValueError` names a missing column."""
+        """Make a problem from a row. `number` is the problem's id if there is no id column."""
         answer = ANSWER_PARTS[self.answer_part](_text(_column(row, self.answer, "answer")))
         if not answer:
             raise ValueError(f"column {self.answer!r} has no answer (answer_part is {self.answer_part!r})")
         solution = None
-        if self.solution is not None:  # without GSM8K's calculator notes, such as <<1+1=2>>
+        if self.solution is not None:  # remove GSM8K's calculator notes, such as <<1+1=2>>
             solution = re.sub(r"<<[^<>]*>>", "", _text(_column(row, self.solution, "solution")))
         name = str(number) if self.id is None else _text(_column(row, self.id, "id"))
         return Problem(name, self.prompt(row), answer, solution)
 
 
 def load_problems(source: str, columns: Columns) -> list[Problem]:
-    """Read all problems of a source. An error is one line that names the source and the place."""
+    """Read all problems from a source. The text of a `ValueError` names the source and the line or row."""
     problems: dict[str, Problem] = {}
     for where, row in _rows(source):
         try:
@@ -105,14 +106,10 @@ def dataset_task(
     columns: Columns | Mapping[str, Any] | None = None,
     reward: str = "math",
 ) -> Task:
-    """A task from one source to train on, one to test on, or both.
+    """Make a task from a source of training problems, a source of test problems, or both.
 
-    Args:
-      name: name of the task.
-      train: a source of training problems, see the top of this module.
-      test: a source of test problems.
-      columns: how rows become problems: `Columns`, or a mapping with its fields.
-      reward: name of the reward, for `load_reward`.
+    `columns` is a `Columns` object, or a mapping with some fields of `Columns`. `reward` is a name for
+    `load_reward`. The forms of a source are listed at the top of this module.
     """
     if train is None and test is None:
         raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
@@ -149,18 +146,18 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield f"{path}:{number}", _json_object(path, number, line)
+                    yield f"{path}:{number}", _json_object(f"{path}:{number}", line)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8 text: {error}") from None
 
 
-def _json_object(path: Path, number: int, line: str) -> Mapping[str, Any]:
+def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{number}: not JSON: {error}") from None
+        raise ValueError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{path}:{number}: a {type(row).__name__}; possible: one JSON object a line")
+        raise ValueError(f"{where}: a {type(row).__name__}; possible: one JSON object a line")
     return row
 
 
@@ -169,9 +166,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(
-            f"{path}: reading Parquet needs pyarrow: pip install 'mugrpo-jax[parquet]'"
-        ) from None
+        install = "pip install 'mugrpo-jax[parquet]'"
+        raise ValueError(f"{path}: reading Parquet needs pyarrow: {install}") from None
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except pyarrow.ArrowInvalid as error:
@@ -182,16 +178,15 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 def _hub_rows(source: str) -> Iterator[Row]:
     match = re.fullmatch(r"hub:([^/:]+/[^/:]+)(?:/([^/:]+))?:([^:]+)", source)
     if match is None:
-        raise ValueError(
-            f"source is {source!r}; possible: hub:owner/name:split or hub:owner/name/subset:split"
-        )
+        forms = "hub:owner/name:split or hub:owner/name/subset:split"
+        raise ValueError(f"source is {source!r}; possible: {forms}")
     try:
         import datasets
     except ImportError:
         raise ValueError(f"{source}: the Hub needs datasets: pip install 'mugrpo-jax[hub]'") from None
     try:
         rows = datasets.load_dataset(match[1], match[2], split=match[3])
-    except Exception as error:  # offline, missing, gated: many kinds, one message
+    except Exception as error:  # the type depends on the reason: offline, missing or gated
         raise ValueError(f"{source}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     yield from ((f"{source}: row {i}", row) for i, row in enumerate(rows))
 
@@ -204,7 +199,7 @@ def _fields(template: str) -> list[str]:
 
 
 def _fill(template: str, row: Mapping[str, Any]) -> str:
-    """Fill the template with columns. Only plain names are allowed: no attributes and no indices."""
+    """Fill the template with columns. In braces, only column names are allowed: `{a.b}` and `{a[0]}` fail."""
     for field in _fields(template):
         _column(row, field, "template")
     parts = string.Formatter().parse(template)
@@ -219,5 +214,5 @@ def _column(row: Mapping[str, Any], column: str, wanted_by: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A column as text; a float that is a whole number is written without a decimal point."""
+    """Convert a value to text. A float that is a whole number is written without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,12 +1,13 @@
-"""The reward `math`: is the final answer of a response mathematically equal to the problem's answer?
+"""Compute the reward `math`: is the final answer of a response mathematically equal to the problem's answer?
 
-`final_answer` finds the final answer in the response. Plain numbers and words are compared here, exactly and
-fast. All other answers are compared by the library math-verify. Conventions:
+`final_answer` finds the final answer in the response. This module compares plain numbers and words, exactly
+and fast. The library math-verify compares all other answers. Conventions:
 
-- the last boxed answer counts, else the last `####`, else the last "answer is", else the last number;
-- units and currencies are ignored: `5 cm`, `$5` and `5` are equal;
-- a percent sign may be written out or left out: `25%`, `25` and `0.25` are equal, `0.5%` and `0.5` are not;
-- a decimal equals a fraction or root if they agree to six places: `1/3` and `0.333333`.
+- The final answer is the last boxed answer. Without a box it is the text after the last `####`, without
+  `####` the text after the last "answer is", and without "answer is" the last number.
+- Units and currencies are ignored: `5 cm`, `$5` and `5` are equal.
+- A percent sign may be written out or left out: `25%`, `25` and `0.25` are equal, `0.5%` and `0.5` are not.
+- A decimal equals a fraction or root if they agree to six places, as `1/3` and `0.333333` do.
 """
 
 import functools
@@ -18,13 +19,13 @@ from typing import Any
 from mugrpo_jax.tasks.task import Problem
 
 _LONGEST_ANSWER = 500  # most characters of a final answer
-_TAIL = 4000  # an answer without `####` or box is searched in so many last characters
+_TAIL = 4000  # without `####` or box, the answer is searched in the last 4000 characters
 
 
 def math_reward(response: str, problem: Problem) -> float:
-    """1.0 if the final answer of the response equals the problem's answer.
+    """Return 1.0 if the final answer of the response equals the problem's answer, otherwise 0.0.
 
-    Raises `ValueError` if the problem's own answer cannot be read.
+    Raise a `ValueError` if the problem's own answer cannot be parsed.
 
     >>> math_reward("so we get \\\\boxed{\\\\frac{2}{4}}", Problem("1", "", "0.5"))
     1.0
@@ -40,7 +41,7 @@ def math_reward(response: str, problem: Problem) -> float:
 
 
 def fast_math_reward(response: str, problem: Problem) -> float | None:
-    """`math_reward` in microseconds, where comparing numbers or words is enough; None where it is not.
+    """Compute `math_reward` in microseconds if both answers are plain numbers or words; else return None.
 
     >>> fast_math_reward("#### 1,200 apples", Problem("1", "", "1200"))
     1.0
@@ -56,7 +57,7 @@ def fast_math_reward(response: str, problem: Problem) -> float | None:
 
 
 def same_answer(gold: str, answer: str) -> bool:
-    """True if the two answers are equal; `ValueError` if `gold` cannot be read.
+    """Return whether two answers are equal. Raise a `ValueError` if the right answer `gold` cannot be parsed.
 
     >>> same_answer("1,234", "1234 apples"), same_answer("(1, 2]", "[1, 2]")
     (True, False)
@@ -65,7 +66,7 @@ def same_answer(gold: str, answer: str) -> bool:
 
 
 def final_answer(response: str) -> str | None:
-    """The text of the final answer in a response, or None if there is none.
+    """Return the text of the final answer in a response, or None if the response has no final answer.
 
     >>> final_answer("3 + 4 = 7. The answer is 7."), final_answer("I do not know"), final_answer("#### 1,200")
     ('7', None, '1,200')
@@ -87,7 +88,7 @@ def final_answer(response: str) -> str | None:
 
 
 def vote_answer(response: str) -> str | None:
-    """The final answer for a majority vote. Equal numbers get the same spelling.
+    """Return the final answer in a spelling for majority votes: equal numbers have the same spelling.
 
     >>> vote_answer("#### 1,200 apples"), vote_answer("The answer is 1200.0")
     ('1200', '1200')
@@ -100,7 +101,7 @@ def vote_answer(response: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`; None if there is no box or its brace never closes."""
+    """Return the content of the last `\\boxed{...}`, or None if there is no box or its brace never closes."""
     _, box, after = text.rpartition("\\boxed")
     return _braced(after[: 2 * _LONGEST_ANSWER]) if box else None
 
@@ -121,7 +122,10 @@ def _nonempty(text: str) -> str | None:
 
 
 def _braced(text: str) -> str | None:
-    """The content of the brace at the start; None if it never closes. `\\boxed 7` has one character."""
+    """Return the content of the brace at the start of `text`, or None if the brace never closes.
+
+    Without a brace, as after `\\boxed` in `\\boxed 7`, the content is the first character.
+    """
     text = text.lstrip()
     if not text.startswith("{"):
         return _nonempty(text[:1])
@@ -145,7 +149,7 @@ def _read_gold(answer: str) -> str:
 
 
 def _same_without_algebra(gold: str, answer: str) -> bool | None:
-    """Whether two answers are equal; None if only algebra can tell."""
+    """Return whether two answers are equal, or None if only computer algebra can decide this."""
     if gold == answer:
         return True
     if not answer or len(answer) > _LONGEST_ANSWER:
@@ -175,9 +179,10 @@ def _same(gold: str, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> tuple[bool, tuple[Any, ...]]:
-    """Parse an answer with math-verify: whether it found mathematics, and all readings of the text.
+    """Parse an answer with math-verify. Return whether it is mathematics, and all possible parse results.
 
-    Its own time limits need signals in the main thread, so they are off. The scoring pool has a deadline.
+    math-verify's own time limits are off, because they use signals, which only work in the main thread. The
+    scoring pool has a deadline instead.
     """
     from math_verify import LatexExtractionConfig, parse
 
@@ -187,40 +192,23 @@ def _parse(text: str) -> tuple[bool, tuple[Any, ...]]:
     return any(not isinstance(reading, str) for reading in read), tuple(read)
 
 
-_SPELLINGS = {
-    "−": "-",
-    "–": "-",
-    "×": "\\times ",
-    "·": "\\cdot ",
-    "÷": "/",
-    "π": "\\pi ",
-    "∞": "\\infty ",
-    "≤": "\\le ",
-    "≥": "\\ge ",
-    "∪": "\\cup ",
-    "°": "^\\circ ",
-}
+_SPELLINGS = {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "∞": "\\infty "}
+_SPELLINGS |= {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "°": "^\\circ "}
 _WRAPPERS = (
-    re.compile(r"\$\$(.+)\$\$", re.DOTALL),
-    re.compile(r"\$(.+)\$", re.DOTALL),
-    re.compile(r"\\\((.+)\\\)", re.DOTALL),
-    re.compile(r"\\\[(.+)\\\]", re.DOTALL),
-    re.compile(r"\\boxed\{(.+)\}", re.DOTALL),
-    re.compile(r"\*\*(.+)\*\*", re.DOTALL),
+    *(r"\$\$(.+)\$\$", r"\$(.+)\$", r"\\\((.+)\\\)", r"\\\[(.+)\\\]"),
+    *(r"\\boxed\{(.+)\}", r"\*\*(.+)\*\*"),
 )
 
 
-@functools.lru_cache(maxsize=4096)  # responses to one problem repeat answers
+@functools.lru_cache(maxsize=4096)  # many responses to one problem have the same answer
 def _normalized(text: str) -> str:
-    """The answer without `$`, box or other wrapping, with one spelling of signs and spaces."""
+    """Remove `$`, box or other wrapping from an answer, and write signs and spaces in one standard way."""
     for sign, spelling in _SPELLINGS.items():
         text = text.replace(sign, spelling)
-    text = re.sub(
-        r"(?<!\\)\\[,;:! ]|~", " ", text.replace("{,}", ",").replace("\\%", "%").replace("\\$", "$ ")
-    )
-    text = text.strip()
+    text = text.replace("{,}", ",").replace("\\%", "%").replace("\\$", "$ ")
+    text = re.sub(r"(?<!\\)\\[,;:! ]|~", " ", text).strip()
     for wrapper in _WRAPPERS:
-        if match := wrapper.fullmatch(text):
+        if match := re.fullmatch(wrapper, text, re.DOTALL):
             text = match[1].strip()
     text = re.sub(r"(?<!\\)\b(sqrt)\(([^()]*)\)", r"\\sqrt{\2}", text).replace("**", "^")
     text = re.sub(r"(?<!\\)\bpi\b", r"\\pi ", text)
@@ -241,7 +229,10 @@ _NUMBER = re.compile(
 
 @functools.lru_cache(maxsize=4096)
 def _number(text: str) -> tuple[Fraction, bool, bool] | None:
-    """A plain number, perhaps with a unit: its value, if it has a percent sign, if it is a decimal."""
+    """Parse a plain number, perhaps with a unit; return None for any other text.
+
+    Return the value, whether the number has a percent sign, and whether it is written as a decimal.
+    """
     match = _NUMBER.fullmatch(_TEXT.sub(r" \1", text).strip())
     if match is None:
         return None
@@ -256,9 +247,8 @@ def _number(text: str) -> tuple[Fraction, bool, bool] | None:
         denominator = int(part["d1"] or part["d2"])
         if denominator == 0:
             return None
-        value = int(part["whole"] or part["whole2"] or 0) + Fraction(
-            int(part["n1"] or part["n2"]), denominator
-        )
+        numerator = int(part["n1"] or part["n2"])
+        value = int(part["whole"] or part["whole2"] or 0) + Fraction(numerator, denominator)
     words = (part["unit"] or "").lower().split()
     if words and words[0] in _SCALES:
         value *= _SCALES[words[0]]
@@ -284,21 +274,18 @@ def _letters(text: str) -> str:
 
 
 def _word(text: str) -> str | None:
-    """The answer as a word, if it is marked as text or has at least four letters; else None."""
-    marked, letters = _TEXT.fullmatch(text) is not None, _letters(text)
-    if re.fullmatch(r"[a-z][a-z' -]*", letters) and (
-        marked or re.fullmatch(r"[A-Za-z][A-Za-z' -]{3,}", text)
-    ):
-        return letters
-    return None
+    """Return a word in lower case if the answer is `\\text{...}` or has at least four letters, else None."""
+    letters = _letters(text)
+    plain = _TEXT.fullmatch(text) or re.fullmatch(r"[A-Za-z][A-Za-z' -]{3,}", text)
+    return letters if plain and re.fullmatch(r"[a-z][a-z' -]*", letters) else None
 
 
 def _unbalanced(text: str) -> bool:
-    """Whether some brackets never close. The parser would need seconds for such a text."""
+    """Return whether some brackets never close. Parsing such a text would take seconds."""
     return sum(map(text.count, "([{")) != sum(map(text.count, ")]}"))
 
 
 def _bases_differ(gold: str, answer: str) -> bool:
-    """Whether both are numerals with different bases. math-verify ignores the base."""
+    """Return whether both texts are numerals with different bases. math-verify would ignore the bases."""
     bases = [re.fullmatch(r"[\dA-F]+_\{?(\d+)\}?", text) for text in (gold, answer)]
     return all(bases) and len({match[1] for match in bases if match}) > 1

@@ -1,4 +1,4 @@
-"""Rewards: functions `reward(response, problem)`, 1.0 for a right answer and 0.0 for a wrong one."""
+"""Find rewards by name. A reward is a function `reward(response, problem)`; 1.0 means a right answer."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
 def exact_reward(response: str, problem: Problem) -> float:
-    """1.0 if the response equals the answer, ignoring white space at both ends."""
+    """Return 1.0 if the response equals the answer, without white space at both ends, otherwise 0.0."""
     return float(response.strip() == problem.answer.strip())
 
 
 def arithmetic_reward(response: str, problem: Problem) -> float:
-    """1.0 if the text after the last semicolon is the answer; 0.0 for a response without a semicolon.
+    """Return 1.0 if the text after the last semicolon is the answer, otherwise 0.0.
 
     >>> arithmetic_reward("7+8+0=15,3+5+1=09;95", Problem("1", "37+58=", "95"))
     1.0
@@ -27,18 +27,14 @@ def arithmetic_reward(response: str, problem: Problem) -> float:
 
 
 REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
-    {
-        "exact": exact_reward,
-        "arithmetic": arithmetic_reward,
-        "countdown": countdown_reward,
-        "math": math_reward,
-    }
+    {"exact": exact_reward, "arithmetic": arithmetic_reward}
+    | {"countdown": countdown_reward, "math": math_reward}
 )
 
 FAST_REWARDS: Mapping[str, Callable[[str, Problem], float | None]] = MappingProxyType(
     {"math": fast_math_reward}
 )
-"""Fast exact versions of slow rewards. They return None to leave a response to the worker pool."""
+"""Fast functions for slow rewards. A function returns None if only the slow reward can score the response."""
 
 ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {
@@ -47,11 +43,11 @@ ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
         "math": vote_answer,
     }
 )
-"""For each reward, a function that reads the answer from a response, for majority votes."""
+"""For each reward, a function that returns the answer in a response, or None. Majority votes use it."""
 
 
 def load_reward(name: str) -> RewardFunction:
-    """A reward of `REWARDS` by its name, or a user's own by `module:function`.
+    """Return a reward: `name` is a key of `REWARDS`, or `module:function` for a function of your own.
 
     >>> load_reward("exact") is exact_reward
     True

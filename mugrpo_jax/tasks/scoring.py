@@ -1,7 +1,8 @@
-"""Score responses: in worker processes with a deadline (`ScoringPool`), or directly (`InlineScorer`).
+"""Score responses in worker processes with a deadline (`ScoringPool`) or in this process (`InlineScorer`).
 
-Both have `submit(text, problem) -> Future[Score]`, so that scoring can overlap with generation, and
-`score_all(pairs)`. A reward that times out, crashes or returns no finite number is recorded with its reason.
+Both classes have `submit(text, problem) -> Future[Score]`, so that responses can be scored while others are
+generated, and `score_all(pairs)`. If a reward times out, crashes or returns no finite number, the `Score`
+tells the reason.
 """
 
 import functools
@@ -30,7 +31,7 @@ STATUSES = ("ok", "timeout", "crash", "error", "invalid")
 INLINE_REWARDS = ("exact", "arithmetic", "countdown")
 
 _STARTUP_S = 120.0
-_DETAIL = 300  # most characters of a detail: a worker's reply must fit into one atomic write to a pipe
+_DETAIL = 300  # most characters of `Score.detail`, so that a worker's reply is one atomic write to a pipe
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Score:
     """The reward of one response.
 
     Attributes:
-      value: the reward, or the scorer's `failed` value if the reward failed.
-      status: `ok`; `timeout`: over the deadline; `crash`: the worker died; `error`: the reward raised an
-        exception; `invalid`: it returned something else than a finite number.
-      detail: the reason of a failure; empty if the status is `ok`.
+      value: the reward, or `Scorer.failed` if the status is not `ok`.
+      status: `ok`, `timeout` (no result before the deadline), `crash` (the worker process died), `error` (the
+        reward raised an exception) or `invalid` (the reward did not return a finite number).
+      detail: why the reward failed; empty if the status is `ok`.
     """
 
     value: float
@@ -50,11 +51,10 @@ class Score:
 
 
 class Scorer(ABC):
-    """Scores responses. It is a context manager, which closes the scorer at its end.
+    """Scores responses. Use a scorer in a `with` statement, which closes it.
 
-    Attributes:
-      counts: number of responses with each of `STATUSES` so far.
-      failed: value of a response whose reward failed.
+    `counts[status]` is the number of responses scored so far with this status, which is one of `STATUSES`.
+    `failed` is the score of a response whose reward failed.
     """
 
     def __init__(self, failed: float):
@@ -64,15 +64,15 @@ class Scorer(ABC):
 
     @abstractmethod
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Score one response; the future holds its score when it is done."""
+        """Start to score one response. The result of the future is the score."""
 
     def score_all(self, pairs: Iterable[tuple[str, Problem]]) -> list[Score]:
-        """Score many responses; the scores come in the order of the responses."""
+        """Score pairs of response and problem; return the scores in the same order."""
         return [future.result() for future in [self.submit(text, problem) for text, problem in pairs]]
 
     @abstractmethod
     def close(self) -> None:
-        """Release all resources. Responses that still wait are not scored."""
+        """Release all resources. Responses in the queue are not scored any more."""
 
     def _count(self, score: Score) -> Score:
         with self._counting:
@@ -87,7 +87,7 @@ class Scorer(ABC):
 
 
 def failure(problem: str, detail: str) -> str:
-    """A text about a response that could not be scored.
+    """Return a one-line text about a response that could not be scored; `problem` is the problem's id.
 
     >>> failure("17", "no verdict within 5 s")
     'problem 17: no verdict within 5 s'
@@ -107,12 +107,12 @@ def make_scorer(
     """Make a scorer for a reward.
 
     Args:
-      reward: a key of `REWARDS` or `module:function`.
-      workers: number of processes. 0 scores in this process, without a deadline. None means 0 for the fast
-        built-in rewards and one process per core for the others.
-      deadline_s: most seconds that a response may take in a worker.
-      memory_mb: address space of a worker (enforced on Linux).
-      failed: value of a response whose reward failed.
+      reward: a name for `load_reward`.
+      workers: number of worker processes. 0 means to score in this process, without a deadline. None means 0
+        for the rewards in `INLINE_REWARDS`, which are fast, and one worker per core for all other rewards.
+      deadline_s: most seconds that a worker may take for one response.
+      memory_mb: most megabytes of address space of a worker (only enforced on Linux).
+      failed: score of a response whose reward failed.
     """
     if workers is None:
         workers = 0 if reward in INLINE_REWARDS else os.cpu_count() or 1
@@ -122,7 +122,7 @@ def make_scorer(
 
 
 def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
-    """Call a reward and check its result. The value of a failure is NaN; the scorer replaces it.
+    """Call a reward and check its result. If it fails, the score is NaN, and a scorer replaces the NaN.
 
     >>> call_reward(lambda text, problem: float("inf"), "", Problem("1", "", "")).status
     'invalid'
@@ -138,32 +138,33 @@ def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
 
 @functools.lru_cache(maxsize=256)
 def _finished_future(score: Score) -> "Future[Score]":
-    """A finished future with this score. Few scores are different, so equal ones share a cached future."""
+    """Return a finished future with this score. Equal scores share one cached future, which saves time."""
     future: Future[Score] = Future()
     future.set_result(score)
     return future
 
 
 class InlineScorer(Scorer):
-    """Scores in the calling thread: no processes, no deadline."""
+    """Scores responses in the calling thread, without worker processes and without a deadline."""
 
     def __init__(self, reward: str, *, failed: float = 0.0):
         super().__init__(failed)
         self._reward = load_reward(reward)
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Score now and return a finished future."""
+        """Score the response at once and return a finished future."""
         return _finished_future(self._count(call_reward(self._reward, text, problem)))
 
     def close(self) -> None:
-        """Do nothing: there are no resources."""
+        """Do nothing, because there are no resources to release."""
 
 
 class ScoringPool(Scorer):
-    """Scores in worker processes. A worker that hangs is killed at the deadline; a crash fails one response.
+    """Scores responses in worker processes.
 
-    One thread waits for each worker. Workers are new Python interpreters and not forks, because this process
-    may hold an accelerator.
+    At the deadline of a response, its worker is killed and a new worker starts. If a worker crashes, only the
+    response that it was scoring fails. This process has one thread per worker, which waits for the worker's
+    reply. Workers are new Python interpreters and not forks, because this process may use an accelerator.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ScoringPool(Scorer):
                 raise ValueError(f"{name} is {value}; possible: a number above 0")
         super().__init__(failed)
         self._fast_reward = FAST_REWARDS.get(reward)
-        load_reward(reward)  # so that a wrong name is an error here and not in a worker
+        load_reward(reward)  # raises an error for a wrong name here and not in a worker
         hello = {"reward": reward, "path": sys.path, "deadline_s": deadline_s, "memory_mb": memory_mb}
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers = [_Worker(hello) for _ in range(workers)]
@@ -189,14 +190,14 @@ class ScoringPool(Scorer):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring")
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Queue a response; the future holds its score."""
+        """Queue the response, or score it at once if the reward has a fast version in `FAST_REWARDS`."""
         value = None if self._fast_reward is None else self._fast_reward(text, problem)
         if value is None:
             return self._threads.submit(self._score, text, problem)
         return _finished_future(self._count(Score(value)))
 
     def close(self) -> None:
-        """Cancel waiting responses and end the workers."""
+        """Remove all responses from the queue and end the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.stop()
@@ -213,13 +214,13 @@ class ScoringPool(Scorer):
 
 
 class _Worker:
-    """One worker process. It is restarted if it dies. Messages in both directions are JSON lines."""
+    """One worker process, which is started again if it dies. Requests and replies are lines of JSON."""
 
     def __init__(self, hello: dict[str, Any]):
         self._hello = hello
         self._deadline_s = float(hello["deadline_s"])
         self._stopped = False
-        self._changing = threading.Lock()  # guards `_process`, also against a thread that closes the pool
+        self._changing = threading.Lock()  # because another thread may close the pool during a restart
         self._start()
 
     def _start(self) -> None:
@@ -227,14 +228,13 @@ class _Worker:
             if self._stopped:
                 return
             command = [sys.executable, str(Path(__file__).with_name("scoring_worker.py"))]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-            )
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
             self._ready = False
         self._send(self._hello)
 
     def score(self, text: str, problem: Problem) -> Score:
-        if self._process.poll() is not None:  # died while idle: not the fault of a response
+        if self._process.poll() is not None:  # the worker died while idle, so no response has failed
             self._restart()
         if not self._ready:
             self._wait_until_ready()
@@ -281,10 +281,10 @@ class _Worker:
             while view:
                 view = view[self._process.stdin.write(view) :]
         except BrokenPipeError:
-            pass  # the worker died: `_receive` reports it
+            pass  # the worker died, and `_receive` returns None for a dead worker
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The worker's next message; None if it died."""
+        """Return the worker's next reply, or None if the worker died."""
         pipe = self._process.stdout
         assert pipe is not None
         poll = select.poll()

@@ -1,7 +1,7 @@
-"""A scoring worker: reads responses from standard input and writes their scores, one JSON line each.
+"""Read responses from standard input and write their scores to standard output, as lines of JSON.
 
-`scoring.ScoringPool` starts it as a script, so that it shares no state with the parent. The first line
-that it reads names the reward and the limits.
+`scoring.ScoringPool` starts this script as a worker process. The first line of the input has the name of the
+reward and the limits for time and memory.
 """
 
 import json
@@ -13,8 +13,8 @@ from dataclasses import asdict
 
 
 def main() -> None:
-    """Serve until standard input ends."""
-    # Scores go to a copy of standard output; whatever a reward prints is redirected to standard error.
+    """Score responses until standard input ends."""
+    # Scores go to a copy of standard output. The text that a reward prints goes to standard error.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     hello = json.loads(sys.stdin.buffer.readline() or "null")
@@ -35,11 +35,11 @@ def main() -> None:
     if hello["reward"] == "math":
         from mugrpo_jax.tasks.math_answers import same_answer
 
-        same_answer("x + 1", "y")  # loads sympy and its parser now, before any deadline
+        same_answer("x + 1", "y")  # loads sympy and its parser before the first deadline starts
     out.write(b'{"ready": true}\n')
 
-    # The parent kills this process at the deadline. If the parent has died, the alarm ends this process, even
-    # in the middle of C code.
+    # At the deadline the parent sends SIGKILL. If the parent has died, SIGALRM ends this process, even while
+    # C code is running.
     patience = math.ceil(hello["deadline_s"]) + 10
     for line in sys.stdin.buffer:
         item = json.loads(line)

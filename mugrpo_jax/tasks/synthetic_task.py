@@ -1,8 +1,8 @@
-"""Tasks whose problems are generated from a seed, with worked solutions.
+"""Generate tasks from a seed. Their problems have worked solutions.
 
-A generator is a function `draw(rng) -> (key, problem)`. Problems that ask the same, such as 3 + 5 and 5 + 3,
-have the same key. The hash of the key decides whether a problem is for training or for tests, so a
-test problem of one seed is never a training problem of any other seed.
+A generator is a function `draw(rng) -> (key, problem)`. Equivalent problems, such as 3 + 5 and 5 + 3, have
+the same key. The hash of the key decides whether a problem is for training or for tests. So the test problems
+of one seed are never training problems of another seed.
 """
 
 import hashlib
@@ -17,11 +17,15 @@ from mugrpo_jax.tasks.task import LazyProblems, Problem, Task
 Draw = Callable[[random.Random], tuple[str, Problem]]
 
 _HELD_OUT = 8  # one key in eight is for tests
-_MOST_DRAWS = 2000  # after so many draws without a new problem we conclude that there are no more
+_MOST_DRAWS = 2000  # after 2000 draws without a new problem we assume that there are no more problems
 
 
 def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int, test: int) -> Task:
-    """A task of `train` training problems, drawn when they are read, and `test` different test problems."""
+    """Make a task with `train` training problems and `test` test problems.
+
+    A training problem is drawn whenever it is read, and training problems may repeat. All test problems are
+    drawn now, and all are different.
+    """
     check_integer(name, "train", train, 0, sys.maxsize)
     check_integer(name, "test", test, 0, sys.maxsize)
 
@@ -42,7 +46,7 @@ def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int,
 
 
 def check_integer(name: str, argument: str, value: int, low: int, high: int) -> None:
-    """Raise a `ValueError` unless the setting is a whole number from `low` to `high`."""
+    """Raise a `ValueError` unless `value` is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         bounds = f"not below {low}" if high == sys.maxsize else f"from {low} to {high}"
         raise ValueError(f"{name}: {argument} is {value!r}; possible: a whole number {bounds}")
@@ -53,7 +57,10 @@ def _held_out(key: str) -> bool:
 
 
 def _distinct(name: str, make: Callable[[int], tuple[str, Problem]], count: int) -> tuple[Problem, ...]:
-    """The first `count` problems with different keys; repeats would make the test error look too small."""
+    """Return the first `count` problems with different keys.
+
+    Equal test problems would make the standard error of the accuracy look too small.
+    """
     found: dict[str, Problem] = {}
     last_new = 0
     for i in itertools.count():

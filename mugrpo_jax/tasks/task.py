@@ -1,8 +1,8 @@
-"""What a task is: problems to train on, problems held out for tests, and a reward that scores responses."""
+"""Define `Problem` and `Task`: problems to train on, problems to test on, and the name of a reward."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 Message = dict[str, str]
 Prompt = str | tuple[Message, ...]
@@ -39,12 +39,12 @@ class Task:
 
 
 def as_prompt(text: str, chat: bool) -> Prompt:
-    """The text as a user's message for a chat template, or as plain text that ends with a line break."""
+    """Make a prompt: with `chat` a chat message of the user, otherwise the text with a line break."""
     return ({"role": "user", "content": text},) if chat else text + "\n"
 
 
 class LazyProblems(Sequence[Problem]):
-    """A sequence that makes each problem when it is read. `make(i)` must depend only on `i`."""
+    """A sequence that calls `make(i)` whenever item `i` is read. `make(i)` must depend only on `i`."""
 
     def __init__(self, make: Callable[[int], Problem], indices: range):
         self._make = make
@@ -53,13 +53,7 @@ class LazyProblems(Sequence[Problem]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "LazyProblems": ...
-
-    def __getitem__(self, index: int | slice) -> "Problem | LazyProblems":
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return LazyProblems(self._make, self._indices[index])
         return self._make(self._indices[index])

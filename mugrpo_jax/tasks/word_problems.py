@@ -1,4 +1,4 @@
-"""The task `word_problems`: English word problems of one to four steps; solutions end in `#### N`."""
+"""Generate the task `word_problems`: English word problems with one to four steps of calculation."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ INSTRUCTION = "Work step by step. End with #### and the answer."
 
 @dataclass(frozen=True)
 class _Scene:
-    """The words of one problem, and the number of items that the person has so far."""
+    """The words that fill the sentences of one problem, and the number of items that `name` has so far."""
 
     name: str
     friend: str
@@ -35,7 +35,7 @@ class _Scene:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a problem: its sentence, its calculation, and the resulting number of items."""
+    """One step of a problem: `told` is its sentence, `worked` its calculation, `result` the new number."""
 
     kind: str
     numbers: tuple[int, ...]
@@ -51,9 +51,10 @@ _LARGEST = 1000
 def word_problems(
     *, seed: int = 0, difficulty: int = 2, train: int = 100_000, test: int = 512, chat: bool = True
 ) -> Task:
-    """Problems of exactly `difficulty` steps, 1 to 4.
+    """Make a task whose problems have `difficulty` (1 to 4) steps. Worked solutions end with `#### N`.
 
-    Two problems with the same steps and numbers count as the same problem, even with other names and items.
+    Problems with the same steps and numbers are the same problem, even if their names and items differ. With
+    `chat`, a prompt is a chat message, otherwise plain text.
 
     >>> problem = word_problems(difficulty=2, chat=False).train[0]
     >>> problem.solution.endswith("#### " + problem.answer)
@@ -72,7 +73,7 @@ def word_problems(
 
 
 def _story(rng: random.Random, count: int) -> tuple[list[_Step], str]:
-    """Draw `count` steps and a question; start again if the numbers allow no next step."""
+    """Draw `count` steps and a question. Start again if a drawn step is impossible with the numbers."""
     while True:
         name, friend = rng.sample(NAMES, 2)
         scene = _Scene(name, friend, rng.choice(ITEMS), rng.choice(BOXES), rng.choice(PLACES))
@@ -95,14 +96,13 @@ def _chain(rng: random.Random, scene: _Scene, count: int) -> list[_Step] | None:
 
 
 def _step(rng: random.Random, scene: _Scene, kind: str, told: tuple[str, ...], sum_: str, **n: int) -> _Step:
-    """Fill a random one of the sentences `told`; `sum_` is the calculation, such as `{has} + {a}`."""
+    """Make a step from a random sentence in `told`. `sum_` is the calculation, such as `{has} + {a}`."""
     words = {**vars(scene), **n}
     calculation = sum_.format(**words)
     result = _calculate(calculation)
     noun = _NOUNS.get(kind, "{items}").format(**words)
     worked = f"{calculation} = {result} {noun}."
-    numbers = (*n.values(),)
-    return _Step(kind, numbers, rng.choice(told).format(**words), worked, result)
+    return _Step(kind, (*n.values(),), rng.choice(told).format(**words), worked, result)
 
 
 def _calculate(calculation: str) -> int:
