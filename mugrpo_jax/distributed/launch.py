@@ -89,7 +89,6 @@ def _connect(coordinator: str | None, processes: int | None, process: int | None
 
 
 def _check_port(port: int) -> None:
-    """Raise an error if process 0 cannot open the port."""
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +100,6 @@ def _check_port(port: int) -> None:
 
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until process 0 answers on the port."""
     end = time.monotonic() + timeout_s
     while True:
         try:

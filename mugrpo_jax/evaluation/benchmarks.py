@@ -72,7 +72,7 @@ def benchmark(
 
     Args:
       name: a model for `load_model`, or the folder of a run.
-      tasks: maps a results file (one JSON line per scored response) to a task, whose `test` problems are used.
+      tasks: maps a results file (one JSON line per scored response) to a task; its `test` problems are used.
         The settings are stored beside each file; a call with other settings raises an error.
       step, best: the checkpoint of a run; see `checkpoint_step`.
       reward: name of a reward that replaces the tasks' own reward.

@@ -176,12 +176,9 @@ def summarise(
 
 def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
     """Average each metric that all benchmarks have; every benchmark has the same weight."""
-    shared = (
-        [m for m in results[0].metrics if all(m in result.metrics for result in results)] if results else []
-    )
-    return {
-        metric: statistics.bootstrap_average([r.per_problem[metric] for r in results]) for metric in shared
-    }
+    first = results[0].metrics if results else {}
+    shared = [m for m in first if all(m in result.metrics for result in results)]
+    return {m: statistics.bootstrap_average([r.per_problem[m] for r in results]) for m in shared}
 
 
 def average_as_json(results: Sequence[EvalResult]) -> str:

@@ -50,7 +50,7 @@ def majority(answers: Sequence[str | None], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems, its standard error, and its bootstrap confidence interval from `low` to `high`."""
+    """A mean over problems, its standard error, and its bootstrap confidence interval (`low`, `high`)."""
 
     mean: float
     low: float

@@ -113,7 +113,9 @@ class WandB:
         import wandb
 
         self._state = folder / "wandb.json"
-        known = json.loads(self._state.read_text()) if self._state.exists() else {"id": None, "lines": 0}
+        known: dict[str, Any] = {"id": None, "lines": 0}
+        if self._state.exists():
+            known = json.loads(self._state.read_text())
         self._run: Any = wandb.init(
             project=project,
             name=folder.resolve().name,
