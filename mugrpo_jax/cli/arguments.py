@@ -60,7 +60,7 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add `--dry-run`, which prints the plan and starts nothing."""
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and the data, then stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, describe the data, then stop")
 
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ _calls = itertools.count()
 def gather(name: str, value: Any) -> list[Any]:
     """Return the values of all processes, in process order; a value is anything that JSON can represent.
 
-    All processes must make the same calls in the same order.
+    All processes must call `gather` equally often, in the same order and with the same names.
     """
     if jax.process_count() == 1:
         return [value]

@@ -28,8 +28,8 @@ class ScoredResponse:
       problem: id of the problem.
       value, status, detail: as in `tasks.Score`.
       answer: the extracted answer, for a majority vote; None if the response has none.
-      finish_reason: `stop` or `length`.
-      length: in tokens.
+      finish_reason: `stop`, or `length` if the response reached the length limit.
+      length: number of tokens.
       text: the response.
     """
 

@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the git commit of this source tree, plus `-dirty` if files changed; None without git."""
+    """Return the commit of this source tree, plus `-dirty` if files changed; None outside a source tree."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

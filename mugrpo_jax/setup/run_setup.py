@@ -44,7 +44,7 @@ class RunSetup:
         return np.asarray(tokens, np.int32)
 
     def solution_tokens(self, problem: Problem) -> np.ndarray:
-        """Return the tokens of a problem's worked solution and the end token; raise an error if too long."""
+        """Return the tokens of a worked solution and the end token; raise an error if it is too long."""
         if problem.solution is None:
             raise ConfigError(f"problem {problem.id}: no worked solution; a warm start needs one for each")
         tokens = [*self.tokenizer.encode(problem.solution), min(self.tokenizer.eos_ids)]
