@@ -8,8 +8,8 @@ Three lines generate responses:
 >>> len(response["tokens"]) <= 8
 True
 
-`load_config` and `train` run an experiment; `objectives` has the losses as pure functions of arrays. Each
-name is imported when it is first used, so `import mugrpo_jax` is fast.
+`load_config` and `train` run an experiment. `objectives` has the losses, which are pure functions of arrays.
+Each name is imported when it is first used, so that `import mugrpo_jax` is fast.
 """
 
 import importlib

@@ -20,7 +20,7 @@ from mugrpo_jax.objectives import ObjectiveConfig
 
 
 def setting(default: Any, meaning: str, *, least: float | None = None) -> Any:
-    """A field of a config section: its default, its meaning and its smallest allowed value."""
+    """Return a dataclass field with a default, a meaning for the docs, and a smallest allowed value."""
     metadata = {"meaning": meaning, "least": least}
     if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
@@ -28,11 +28,11 @@ def setting(default: Any, meaning: str, *, least: float | None = None) -> Any:
 
 
 class ConfigError(ValueError):
-    """An error that the user can fix: it names the key, file or argument and says what to do."""
+    """An error that the user can fix; its message names the key, file or argument and the remedy."""
 
 
 class Section:
-    """Base class of all sections of a config; it checks the smallest allowed values when it is built."""
+    """Base class of config sections; `__post_init__` checks the smallest allowed values."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
@@ -54,23 +54,19 @@ class TinyModelSection(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ModelSection(Section):
-    """The model that is trained, and how its programs compute."""
+    """Which model is trained, and how its forward and backward passes are computed."""
 
     source: str = setting("tiny", "`tiny`, a Hugging Face folder, a .gguf file, a Hub name, or smollm2-135m")
     tiny: TinyModelSection = setting(TinyModelSection(), "shape when `source` is `tiny`")
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "dtype of the forward and backward pass; the optimizer keeps the weights in float32"
     )
-    sampling_dtype: Literal["float32", "bfloat16"] = setting(
-        "bfloat16", "dtype of weights and key-value cache while sampling"
-    )
+    sampling_dtype: Literal["float32", "bfloat16"] = setting("bfloat16", "dtype of the sampler")
     remat: Literal["none", "dots", "full"] = setting(
-        "dots", "what the backward pass recomputes to save memory; `dots`: all but matrix products"
+        "dots", "what the backward pass recomputes to save memory; `dots`: all except matrix products"
     )
     scan_layers: bool = setting(True, "scan over the layers; false unrolls them, faster for small models")
-    attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
-        "auto", "implementation of attention; `auto` chooses one for the device"
-    )
+    attention: Literal["auto", "xla", "cudnn", "splash"] = setting("auto", "`auto` chooses for the device")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +76,7 @@ class TaskSection(Section):
     name: str = setting(
         "arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source"
     )
-    options: dict[str, Any] = setting({}, "options of this task")
+    options: dict[str, Any] = setting({}, "options of the task")
     reward: str | None = setting(None, "math, exact, or your own module:function; null: the task's reward")
     scorers: int | None = setting(
         None,
@@ -88,9 +84,7 @@ class TaskSection(Section):
         "built-in rewards, one per core for all others",
         least=0,
     )
-    deadline: float = setting(
-        5.0, "seconds to score one response; a response that takes longer scores 0 and is counted", least=0
-    )
+    deadline: float = setting(5.0, "seconds to score one response; a slower one gets reward 0", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +92,12 @@ class SamplingSection(Section):
     """How responses are sampled for training; there is no top-k or top-p truncation."""
 
     temperature: float = setting(1.0, "divides the logits, in sampling and in training")
-    max_prompt_tokens: int = setting(1536, "longest prompt; a longer one is an error", least=1)
+    max_prompt_tokens: int = setting(1536, "longest prompt; a longer prompt raises an error", least=1)
     max_response_tokens: int = setting(
         2560, "longest response; a response that reaches it has the finish reason `length`", least=1
     )
     slots: int | None = setting(None, "sequences decoded at once; null: as many as fit", least=1)
-    prompts_per_shard: int = setting(
-        64, "prompts per file of rollouts; a kill loses only unfinished files", least=1
-    )
+    prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,15 +105,11 @@ class BatchSection(Section):
     """The four batch sizes, how often a stage uses its data, and the shape of micro-batches."""
 
     prompts_per_update: int = setting(64, "prompts in one optimizer update", least=1)
-    responses_per_prompt: int = setting(
-        8, "responses per prompt; their rewards are compared to get advantages", least=2
-    )
+    responses_per_prompt: int = setting(8, "responses per prompt; they form a group", least=2)
     updates_per_stage: int = setting(1024, "µ: optimizer updates per stage", least=1)
     stages: int = setting(4, "generations in the run", least=1)
     epochs_per_stage: int = setting(1, "passes over a stage's data, µ updates in total", least=1)
-    tokens_per_micro_batch: int = setting(
-        32768, "tokens in one forward and backward pass, on all devices together", least=1
-    )
+    tokens_per_micro_batch: int = setting(32768, "most tokens in a training pass, on all devices", least=1)
     length_multiple: int = setting(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = setting(False, "compute each prompt once per micro-batch, not once per response")
     equal_groups: Literal["keep", "skip", "drop"] = setting(
@@ -146,9 +134,7 @@ class OptimizerSection(Section):
     eps: float = setting(1e-8, "added to the square root of the second moment", least=0)
     weight_decay: float = setting(0.01, "decoupled weight decay, not applied to norms and biases", least=0)
     grad_clip: float = setting(1.0, "largest global norm of the gradient; 0 turns clipping off", least=0)
-    max_skipped: int = setting(
-        20, "updates with a non-finite gradient that are skipped before the run stops", least=0
-    )
+    max_skipped: int = setting(20, "updates skipped for non-finite gradients before the run fails", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +152,7 @@ class EvaluationSection(Section):
     """Accuracy on held-out problems: before the first stage, between stages and after the last one."""
 
     problems: int = setting(256, "held-out problems; 0 turns evaluation off", least=0)
-    every: int | None = setting(
-        None, "updates between evaluations, also inside a stage; null: one after each stage", least=1
-    )
+    every: int | None = setting(None, "updates between evaluations; null: one after each stage", least=1)
     samples: int = setting(1, "responses per problem", least=1)
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy", least=0)
     top_p: float = setting(1.0, "nucleus sampling; 1 keeps all tokens")
@@ -181,9 +165,7 @@ class CheckpointsSection(Section):
     every: int = setting(64, "updates between checkpoints; each stage also ends with one", least=1)
     keep_last: int = setting(2, "number of newest checkpoints to keep", least=1)
     keep_best: int = setting(1, "number of checkpoints with the best held-out accuracy to keep", least=0)
-    keep_stage_starts: bool = setting(
-        False, "also keep the checkpoint before every stage, so that any stage can be replayed"
-    )
+    keep_stage_starts: bool = setting(False, "keep the checkpoint before every stage, for `mugrpo replay`")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,11 +175,7 @@ class MeshSection(Section):
     data: int = setting(1, "copies of the model")
     fsdp: int = setting(-1, "devices that shard the parameters of one copy and split its batch")
     tensor: int = setting(1, "devices that split attention heads, MLP and vocabulary")
-    sampling_tensor: int = setting(
-        1,
-        "devices of one host that split the weights while sampling; each host samples its own share",
-        least=1,
-    )
+    sampling_tensor: int = setting(1, "devices of a host that split the weights while sampling", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +188,7 @@ class ReplaySection(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ReportSection(Section):
-    """The report that a run writes about itself, `report.html` in its folder."""
+    """The report `report.html`, which a run writes to its folder."""
 
     samples: int = setting(8, "responses per stage shown token by token, 64 stages at most; 0: none", least=0)
 
@@ -223,7 +201,7 @@ class TrackingSection(Section):
     wandb: str | None = setting(None, "name of a Weights & Biases project; null: none")
 
 
-# Sections without effect on the results: a run may continue with other values.
+# Sections without effect on the results, so that a run may resume with other values.
 DISPLAY_SECTIONS = ("report", "tracking")
 
 
@@ -253,18 +231,18 @@ class RunConfig(Section):
     report: ReportSection = setting(ReportSection(), "the run's report")
     tracking: TrackingSection = setting(TrackingSection(), "TensorBoard and Weights & Biases")
     track_drift: bool = setting(
-        True, "record parameter drift and gradient cosine; needs two more copies of the weights"
+        True, "record drift and gradient cosine; needs two more copies of the weights"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        batch = self.batch
-        if batch.updates_per_stage % batch.epochs_per_stage:
+        batch, response = self.batch, self.sampling.max_response_tokens
+        epochs, updates = batch.epochs_per_stage, batch.updates_per_stage
+        if updates % epochs:
             raise ConfigError(
-                f"batch.epochs_per_stage: {batch.epochs_per_stage} does not divide "
-                f"batch.updates_per_stage={batch.updates_per_stage}"
+                f"batch.epochs_per_stage: {epochs} does not divide batch.updates_per_stage={updates}"
             )
-        longest = self.sampling.max_prompt_tokens + self.sampling.max_response_tokens
+        longest = self.sampling.max_prompt_tokens + response
         if batch.tokens_per_micro_batch < longest:
             raise ConfigError(
                 f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
@@ -275,10 +253,9 @@ class RunConfig(Section):
                 f"batch.equal_groups: {batch.equal_groups} does not go with p3o, which also pulls "
                 "responses without an advantage to the behavior policy; use keep"
             )
-        if self.overlong_buffer > self.sampling.max_response_tokens:
+        if (overlong := self.overlong_buffer) > response:
             raise ConfigError(
-                f"overlong_buffer: {self.overlong_buffer} is more than "
-                f"sampling.max_response_tokens={self.sampling.max_response_tokens}"
+                f"overlong_buffer: {overlong} is more than sampling.max_response_tokens={response}"
             )
         if self.sampling.temperature <= 0:
             raise ConfigError(
@@ -297,7 +274,7 @@ class RunConfig(Section):
 
     @property
     def prompts_per_stage(self) -> int:
-        """Number of prompts in one stage; its updates use each of them `epochs_per_stage` times."""
+        """Number of prompts in one stage; the updates use each prompt `epochs_per_stage` times."""
         return self.batch.prompts_per_update * self.batch.updates_per_stage // self.batch.epochs_per_stage
 
     @property
@@ -307,33 +284,28 @@ class RunConfig(Section):
 
     @property
     def stages(self) -> range:
-        """The stages of this run: all of them, or only the one that it replays."""
+        """Indices of the stages in this run: all stages, or only the replayed stage."""
         replayed = range(self.replay.stage, self.replay.stage + 1)
         return range(self.batch.stages) if self.replay.run is None else replayed
 
     def rollout_fingerprint(self) -> str:
-        """Twelve hex digits of all settings that, together with the weights, determine the rollouts."""
-        group = self.batch.responses_per_prompt
-        parts = {
-            "seed": self.seed,
-            "task": to_dict(self.task),
-            "group": group,
-            "sampling": to_dict(self.sampling),
-        }
-        return _digest(parts | {"dtype": self.model.sampling_dtype})
+        """Return a hash of all settings that, together with the weights, determine the rollouts."""
+        sections = {"task": to_dict(self.task), "sampling": to_dict(self.sampling)}
+        group, dtype = self.batch.responses_per_prompt, self.model.sampling_dtype
+        return _digest(sections | {"seed": self.seed, "group": group, "dtype": dtype})
 
     def rollout_identity(self, stage: int) -> dict[str, Any]:
-        """What determines the rollouts of a stage: settings, stage and the updates of the policy."""
+        """Return what determines a stage's rollouts: settings hash, stage, and updates of the policy."""
         updates = stage * self.batch.updates_per_stage
         return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
 
     def fingerprint(self) -> str:
-        """Twelve hex digits of the config, without `DISPLAY_SECTIONS`."""
+        """Return a hash of the config without `DISPLAY_SECTIONS`."""
         return _digest({name: value for name, value in to_dict(self).items() if name not in DISPLAY_SECTIONS})
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a YAML file (None: all defaults) and apply overrides such as `batch.stages=2`."""
+    """Load a config from a YAML file (None: all defaults) and apply overrides such as `batch.stages=2`."""
     raw: dict[str, Any] = {}
     source = "defaults" if path is None else str(path)
     if path is not None:
@@ -354,7 +326,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A config with overrides such as `batch.stages=2`."""
+    """Return a copy of a config with overrides such as `batch.stages=2`."""
     raw = to_dict(config)
     for override in overrides:
         _override(raw, override)
@@ -362,7 +334,7 @@ def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> Any:
-    """Build a config dataclass from nested dicts; check names and types."""
+    """Build a config dataclass from nested dicts; errors begin with `source`, and keys with `prefix`."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
@@ -381,7 +353,7 @@ def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> A
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested dicts, as in a YAML file."""
+    """Convert a config to nested dicts, as in a YAML file."""
     out = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -391,7 +363,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two nested dicts differ, with both values."""
+    """Return the dotted names of the keys in which two nested dicts differ, with both values as text."""
     out = []
     for name in sorted(set(a) | set(b)):
         left, right = a.get(name), b.get(name)
@@ -450,7 +422,7 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A number from YAML 1.1, which reads `1e-6` as text and `1` as an integer."""
+    """Convert to float what YAML 1.1 reads as text (`1e-6`) or as an integer (`1`)."""
     if isinstance(value, str):
         try:
             return float(value)

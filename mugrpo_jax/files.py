@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic writes, and JSON lines whose last line may have been cut off."""
+"""Files that survive a SIGKILL: atomic writes, and JSON lines whose last line may be incomplete."""
 
 import json
 import os
@@ -8,10 +8,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that, even after a kill, its content is either the old one or the new one.
-
-    The text is written to disk under a temporary name, then renamed.
-    """
+    """Write to a temporary file and rename it, so that even a SIGKILL leaves the old or the new text."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     flush(temporary)
@@ -30,13 +27,9 @@ def flush(path: Path) -> None:
 def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield the line number (from 1) and the value of every JSON line; nothing if the file does not exist.
 
-    Empty lines are left out, and so is a last line without a line break, because a kill cut it off. Any other
-    line that is not JSON raises a `ValueError` that names the file and the line.
-
-    Args:
-      path: the file.
-      skip_damaged: leave out lines that are not JSON instead, and keep every line that is, also the last one
-        if only its line break is missing.
+    Empty lines are skipped. By default, a last line without a line break is also skipped, because the write
+    was interrupted, and any other line that is not JSON raises a `ValueError`. With `skip_damaged`, every
+    line that is not JSON is skipped, and a valid last line is kept even without a line break.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(lines if skip_damaged else lines[:-1], 1):
@@ -52,7 +45,7 @@ def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple
 
 
 def cut_unfinished_line(path: Path) -> None:
-    """Remove a last line that a kill cut off, so that the next line can be appended."""
+    """Remove an incomplete last line, so that the next line can be appended."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     if end < len(content):

@@ -1,1 +1,1 @@
-"""The command line, one file per command: `add` makes its parser, `run` runs it."""
+"""The command line, one module per command: `add` adds its argument parser, `run` executes the command."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: config, run folder, hosts, sampling, choice of a checkpoint."""
+"""Arguments that several commands share: config, run folder, hosts, sampling and checkpoint."""
 
 import argparse
 import os
@@ -23,14 +23,12 @@ def add_command(
     more: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """Add the parser of one command.
+    """Add a command to the program and return the argument parser of the command.
 
     Args:
-      commands: the subparsers of the program.
-      name: what the user types.
-      run: called with the parsed arguments.
-      help: one line without a full stop, for the list of commands.
-      more: further sentences, for the help of this command.
+      run: executes the command; the program calls it with the parsed arguments.
+      help: one line without a full stop, for the list of commands and the beginning of the command's help.
+      more: further sentences for the command's help.
       example: a command line that works.
     """
     parser = commands.add_parser(
@@ -45,88 +43,79 @@ def add_command(
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the config file and its overrides."""
+    """Add the path of a config file, and `key=value` arguments that override keys of the config."""
     parser.add_argument("config", help="a YAML file, such as configs/quickstart.yaml")
     add_overrides(parser)
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `key=value` arguments."""
+    """Add `key=value` arguments that override keys of a config."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as batch.stages=2")
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
-    """Add `--out` with a default made from the name of the config."""
+    """Add `--out`, the folder of the run to start or resume."""
     parser.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME_OF_THE_CONFIG)")
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Add `--dry-run`."""
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, look at the data and stop")
+    """Add `--dry-run`, which prints the plan and starts nothing."""
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, describe the data, then stop")
 
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of an existing run."""
+    """Add the folder of an existing run as a positional argument."""
     parser.add_argument("source", type=Path, metavar="RUN", help="the folder of the run")
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a run on several hosts."""
+    """Add the arguments that connect several hosts to one run."""
     hosts = parser.add_argument_group(
-        "several hosts", "the same command on each; SLURM, Open MPI and TPU slices need none of these"
+        "several hosts", "run the same command on every host; not needed on SLURM, Open MPI and TPU slices"
     )
-    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0, port of your choice")
+    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 and a free port")
     hosts.add_argument("--processes", type=int, metavar="N", help="number of processes")
-    hosts.add_argument("--process", type=int, metavar="I", help="number of this process, from 0")
+    hosts.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
     hosts.add_argument(
         "--host-timeout",
         type=float,
         default=100.0,
         metavar="SECONDS",
-        help="how long to wait for the others, and for their next sign of life (default: 100)",
+        help="longest wait for the other hosts to start, and later for a heartbeat of each (default: 100)",
     )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of the sampler."""
+    """Add the arguments that set how responses are sampled."""
     parser.add_argument("--max-tokens", type=int, default=512, help="longest response (default: 512)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="0 is greedy (default: 1, the model's own distribution)",
-    )
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus truncation; 1 keeps all")
-    parser.add_argument("--seed", type=int, default=0, help="fixes every response (default: 0)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding (default: 1)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1, all tokens)")
+    parser.add_argument("--seed", type=int, default=0, help="determines every response (default: 0)")
     parser.add_argument("--slots", type=int, help="sequences decoded at once (default: as many as fit)")
     parser.add_argument("--dtype", help="bfloat16 or float32 (default: float32 on CPU, bfloat16 elsewhere)")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of a run's checkpoint."""
+    """Add `--step` and `--best`, which choose one of a run's checkpoints."""
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--step", type=int, help="the run's checkpoint after so many updates (default: newest)"
-    )
-    choice.add_argument(
-        "--best", action="store_true", help="the run's checkpoint with the best held-out accuracy"
-    )
+    choice.add_argument("--step", type=int, help="checkpoint after this many updates (default: newest)")
+    choice.add_argument("--best", action="store_true", help="checkpoint with the best held-out accuracy")
 
 
 def load_config(arguments: argparse.Namespace) -> "RunConfig":
-    """The config of `add_config`, with its overrides."""
+    """Load the config file that the user named, and apply the overrides."""
     from mugrpo_jax import config as configs
 
     return configs.load(arguments.config, arguments.overrides)
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:
-    """The folder of `add_run_folder`."""
+    """Return `--out`, or `runs/NAME_OF_THE_CONFIG` if the user did not give it."""
     return arguments.out or Path("runs") / Path(arguments.config).stem
 
 
 def join_hosts(arguments: argparse.Namespace) -> AbstractContextManager[None]:
-    """Join the hosts that `add_hosts`, or the environment variables of JAX, name."""
+    """Connect to the other hosts; arguments that the user left out come from JAX's environment variables."""
     from mugrpo_jax import distributed
 
     return distributed.hosts(

@@ -1,4 +1,4 @@
-"""`mugrpo eval`: score a model on the held-out problems of tasks."""
+"""`mugrpo eval`: sample responses to the held-out problems of tasks and score them."""
 
 import argparse
 from pathlib import Path
@@ -12,14 +12,14 @@ SETTINGS = (
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo eval` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "eval",
         run,
         help="score a model on the held-out problems of tasks",
-        more="Shows avg@k, pass@k and majority@k with confidence intervals, for each task and their average. "
-        "After an interruption, the same command continues.",
+        more="Shows avg@k, pass@k and majority@k with confidence intervals for each task, and their average. "
+        "If the evaluation is interrupted, the same command resumes it.",
         example="mugrpo eval runs/first --best --task arithmetic --option difficulty=3 --out eval.jsonl",
     )
     parser.add_argument(
@@ -32,31 +32,31 @@ def add(commands: shared.Commands) -> None:
         required=True,
         type=lambda text: text.split(","),
         metavar="TASK,TASK,...",
-        help="a generator, a preset, or `dataset`; for several tasks, their average is shown too",
+        help="a generator, a preset, or `dataset`; with several tasks, the average is shown too",
     )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="key=value",
-        help="an option of all tasks, or TASK.key=value for one of them; repeatable",
+        help="an option for all tasks, or with TASK.key=value for one task; may be repeated",
     )
     parser.add_argument("--reward", help="math, exact, or your own module:function (default: the task's)")
-    parser.add_argument("--problems", type=int, help="only so many problems of each task (default: all)")
+    parser.add_argument("--problems", type=int, help="number of problems of each task (default: all)")
     parser.add_argument("--samples", type=int, default=1, help="responses per problem (default: 1)")
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="FILE",
-        help="every scored response, JSON lines, with the summary in FILE.summary.json; several tasks have a "
-        "file each, with .TASK before the suffix, and FILE.summary.json has their average",
+        help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "
+        "tasks, each has its own files, with .TASK before the suffix, and FILE.summary.json has the average",
     )
     shared.add_sampling(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo eval` with the parsed arguments."""
     from mugrpo_jax import evaluation
     from mugrpo_jax.evaluation.benchmarks import benchmark, named_tasks
     from mugrpo_jax.runs import progress

@@ -1,4 +1,4 @@
-"""`mugrpo export`: write the model of a run as a Hugging Face folder."""
+"""`mugrpo export`: write a checkpoint of a run as a Hugging Face folder."""
 
 import argparse
 from pathlib import Path
@@ -7,23 +7,23 @@ from mugrpo_jax.cli import arguments as shared
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo export` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "export",
         run,
-        help="write a run's model as a Hugging Face folder",
+        help="write a run's checkpoint as a Hugging Face folder",
         more="`transformers` can load the folder.",
         example="mugrpo export runs/first models/first --best --dtype bfloat16",
     )
     shared.add_source_run(parser)
-    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("out", type=Path, help="the folder to write")
     shared.add_checkpoint(parser)
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32, as trained)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo export` with the parsed arguments."""
     from mugrpo_jax.setup.trained_model import export
 
     export(arguments.source, arguments.out, step=arguments.step, best=arguments.best, dtype=arguments.dtype)

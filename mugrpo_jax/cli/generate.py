@@ -1,4 +1,4 @@
-"""`mugrpo generate`: sample responses to the prompts of a file."""
+"""`mugrpo generate`: sample responses to the prompts in a file."""
 
 import argparse
 from pathlib import Path
@@ -9,28 +9,28 @@ SETTINGS = ("samples", "max_tokens", "temperature", "top_k", "top_p", "seed", "d
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo generate` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "generate",
         run,
-        help="sample responses to the prompts of a file",
-        more="Reads one JSON object per line (`prompt` text or `prompt_tokens`) and writes one per response. "
-        "After an interruption, the same command continues.",
+        help="sample responses to the prompts in a file",
+        more="Reads one JSON object per line with the key `prompt` (text) or `prompt_tokens`, and writes one "
+        "JSON object per response. If it is interrupted, the same command resumes.",
         example="mugrpo generate --model smollm2-135m --prompts in.jsonl --out out.jsonl --samples 8",
     )
     parser.add_argument(
         "--model", required=True, help="a Hugging Face folder, a .gguf file, or a name such as smollm2-135m"
     )
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="prompts, JSON lines")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="responses, JSON lines")
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="prompts (JSON lines)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write (JSON lines)")
     parser.add_argument("--samples", type=int, default=1, help="responses per prompt (default: 1)")
     shared.add_sampling(parser)
-    parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens; 0 keeps all")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo generate` with the parsed arguments."""
     from mugrpo_jax.sampling import generate_file
 
     settings = {name: getattr(arguments, name) for name in SETTINGS}

@@ -1,6 +1,6 @@
-"""The `mugrpo` program: reads the command line, runs one command, turns errors into one line.
+"""The `mugrpo` program: parse the command line, execute one command, and print user errors as one line.
 
-Command files import heavy packages only inside `run`, so `mugrpo --help` answers at once.
+The modules of the commands import heavy packages only inside `run`, so that `mugrpo --help` is fast.
 """
 
 import argparse
@@ -18,9 +18,9 @@ COMMANDS = (train, sft, generate, evaluate, rollouts, replay, export, report, pl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status; an error that a user can fix is one line and status 2."""
+    """Execute one command and return its exit status; print an error that the user can fix and return 2."""
     arguments = parse(argv)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every step of a checkpoint otherwise
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a lot about every checkpoint
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that a user's own reward function can be imported
     from mugrpo_jax.distributed import Stopped
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mugrpo: interrupted; the same command continues", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
+    except BrokenPipeError:  # `mugrpo ... | head`: the other program has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; overrides (`key=value`) may be anywhere after the command."""
+    """Parse the command line; `key=value` overrides may stand anywhere after the command's name."""
     program = parser()
     arguments, rest = program.parse_known_args(argv)
     # argparse accepts positional arguments only in one block; it returns the other overrides in `rest`.
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole program, with all commands."""
+    """Return the parser of the whole program, with all commands."""
     program = argparse.ArgumentParser(
         prog="mugrpo",
         description="µ-GRPO for JAX: reinforcement learning for language models on very stale rollouts.",

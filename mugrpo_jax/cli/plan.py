@@ -1,4 +1,4 @@
-"""`mugrpo plan`: what a config will do and need, on these devices or on others."""
+"""`mugrpo plan`: predict the work, memory and time of a run, on these devices or on others."""
 
 import argparse
 import os
@@ -7,16 +7,16 @@ from mugrpo_jax.cli import arguments as shared
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo plan` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "plan",
         run,
-        help="what a config will do and need, before anything runs",
-        more="Shows updates, tokens, compiled programs, sampler, memory and disk on the devices of this "
-        "machine, and reads only the shape of the model. With --topology it compiles everything for other "
-        "devices, which need not be there, and shows memory, FLOPs, messages, hours, and what to change if "
-        "the run does not fit.",
+        help="predict what a run will do and how much memory and time it needs",
+        more="Shows updates, tokens, compiled programs, sampler, memory and disk for the devices of this "
+        "machine; of the model, only the shape is read. With --topology, the plan compiles all programs for "
+        "other devices, which this machine need not have. It then also shows FLOPs, collectives, hours, and "
+        "what to change if the run does not fit into memory.",
         example="mugrpo plan configs/quickstart.yaml --topology v5e:2x2",
     )
     shared.add_config(parser)
@@ -25,11 +25,11 @@ def add(commands: shared.Commands) -> None:
         metavar="KIND:SHAPE",
         help="such as v5e:8x8, v5p:2x2x4, v6e:4x4 (chips), h100:8, h200:1, gpu:8, cpu:8",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object; needs --topology")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; needs --topology")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo plan` with the parsed arguments."""
     config = shared.load_config(arguments)
     if arguments.json and not arguments.topology:
         raise ValueError("--json: only a compiled plan has this form; name a --topology")
@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _choose_platform(topology: str) -> None:
-    """Let JAX compile on the CPU for devices that are elsewhere; call it before anything uses a device."""
+    """Choose JAX's platform for compiling for `topology`; must be called before anything uses a device."""
     import jax
 
     kind, _, count = topology.partition(":")
     if kind == "cpu" and count.isdigit() and "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", int(count))
-    if kind not in ("gpu", "h100", "h200"):  # programs for a GPU are compiled on that GPU
+    if kind not in ("gpu", "h100", "h200"):  # GPU programs are compiled on a GPU
         jax.config.update("jax_platforms", "cpu")

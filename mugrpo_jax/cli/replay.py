@@ -1,4 +1,4 @@
-"""`mugrpo replay`: optimise a stage of a run again, from its stored rollouts."""
+"""`mugrpo replay`: optimise a stage of a run again, with its stored rollouts."""
 
 import argparse
 from pathlib import Path
@@ -8,26 +8,26 @@ from mugrpo_jax.cli.train import plan_and_train
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo replay` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "replay",
         run,
-        help="optimise a stage of a run again without generating",
-        more="It starts from the run's checkpoint before that stage (checkpoints.keep_stage_starts=true "
-        "keeps them all), with the run's config and your changes to it.",
+        help="optimise a stage of a run again, with its stored rollouts",
+        more="The replay starts from the run's checkpoint before that stage, with the run's config and your "
+        "overrides. A run with checkpoints.keep_stage_starts=true keeps the checkpoints before all stages.",
         example="mugrpo replay runs/first --stage 1 objective.name=grpo --out runs/first-grpo",
     )
     shared.add_source_run(parser)
     shared.add_overrides(parser)
-    parser.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
+    parser.add_argument("--stage", type=int, default=0, help="index of the stage, from 0 (default: 0)")
     parser.add_argument("--out", type=Path, required=True, help="the new run's folder")
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo replay` with the parsed arguments."""
     from mugrpo_jax import config as configs
     from mugrpo_jax.runs.run_folder import read_config
 

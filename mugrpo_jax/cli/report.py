@@ -1,4 +1,4 @@
-"""`mugrpo report`: a page about one run, or about several side by side."""
+"""`mugrpo report`: write a page about one run, or a page that compares several runs."""
 
 import argparse
 from pathlib import Path
@@ -7,15 +7,14 @@ from mugrpo_jax.cli import arguments as shared
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo report` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "report",
         run,
-        help="a page about one run, or several side by side",
-        more="Writes one HTML file that needs nothing else: learning, everything against staleness, time, "
-        "samples token by token, config. While a run is going on, it keeps its own RUN/report.html up to "
-        "date.",
+        help="write a page about one run, or a comparison of several runs",
+        more="Writes one self-contained HTML file with learning curves, metrics against staleness, times, "
+        "responses token by token, and the config. A run also writes RUN/report.html itself.",
         example="mugrpo report runs/first runs/first-grpo -o comparison.html",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
@@ -24,7 +23,7 @@ def add(commands: shared.Commands) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page, or with .png, .svg or .pdf one figure of the essentials "
+        help="the HTML page; with .png, .svg or .pdf, one figure with the main curves "
         "(default: RUN/report.html, for several runs ./report.html)",
     )
     parser.add_argument(
@@ -33,7 +32,7 @@ def add(commands: shared.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo report` with the parsed arguments."""
     from mugrpo_jax import report
 
     runs = [report.read_run(folder) for folder in arguments.runs]

@@ -1,4 +1,4 @@
-"""`mugrpo rollouts`: describe what a run generated."""
+"""`mugrpo rollouts`: describe the responses that a run generated."""
 
 import argparse
 
@@ -6,30 +6,27 @@ from mugrpo_jax.cli import arguments as shared
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo rollouts` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "rollouts",
         run,
-        help="what a run generated",
+        help="describe the responses that a run generated",
         more="Shows counts, lengths, rewards, finish reasons, scoring statuses and sample texts.",
         example="mugrpo rollouts runs/first --stage 0 --show 5 --reward 1:1",
     )
     shared.add_source_run(parser)
-    parser.add_argument("--stage", type=int, help="one stage, from 0 (default: all)")
+    parser.add_argument("--stage", type=int, help="index of one stage, from 0 (default: all)")
     parser.add_argument("--show", type=int, default=0, metavar="K", help="print K responses of each stage")
     parser.add_argument("--reward", type=_interval, metavar="LOW:HIGH", help="only rewards from LOW to HIGH")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo rollouts` with the parsed arguments."""
     from mugrpo_jax.report import describe_rollouts
 
-    print(
-        describe_rollouts(
-            arguments.source, stage=arguments.stage, show=arguments.show, rewards=arguments.reward
-        )
-    )
+    chosen = {"stage": arguments.stage, "show": arguments.show, "rewards": arguments.reward}
+    print(describe_rollouts(arguments.source, **chosen))
 
 
 def _interval(text: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`mugrpo sft`: only the supervised warm start of a config."""
+"""`mugrpo sft`: run only the supervised warm start of a config."""
 
 import argparse
 
@@ -6,13 +6,13 @@ from mugrpo_jax.cli import arguments as shared
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo sft` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "sft",
         run,
-        help="only the supervised warm start of a config",
-        more="`train` with the same --out continues from it.",
+        help="run only the supervised warm start of a config",
+        more="`mugrpo train` with the same --out continues with the first stage.",
         example="mugrpo sft configs/quickstart.yaml warm_start.updates=500 --out runs/first",
     )
     shared.add_config(parser)
@@ -21,7 +21,7 @@ def add(commands: shared.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo sft` with the parsed arguments."""
     from mugrpo_jax.loop import stages
 
     with shared.join_hosts(arguments):

@@ -1,4 +1,4 @@
-"""`mugrpo train`: run all stages of a config, or continue them."""
+"""`mugrpo train`: run all stages of a config, or resume a run that was stopped."""
 
 import argparse
 from pathlib import Path
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def add(commands: shared.Commands) -> None:
-    """Add the command to the program."""
+    """Add `mugrpo train` and its arguments to the program."""
     parser = shared.add_command(
         commands,
         "train",
         run,
-        help="run, or continue, all stages of a config",
-        more="After a kill or a stop, the same command continues. The plan is printed first.",
+        help="run all stages of a config, or resume a run",
+        more="Prints the plan first. If the run is stopped or killed, the same command resumes it.",
         example="mugrpo train configs/quickstart.yaml batch.stages=2 --out runs/first",
     )
     shared.add_config(parser)
@@ -27,13 +27,13 @@ def add(commands: shared.Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command."""
+    """Execute `mugrpo train` with the parsed arguments."""
     with shared.join_hosts(arguments):
         plan_and_train(shared.load_config(arguments), shared.run_folder(arguments), dry_run=arguments.dry_run)
 
 
 def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool) -> None:
-    """Print the plan, check that it fits into memory, then train; a dry run stops after the plan."""
+    """Print the plan, check that the run fits into memory, then train; a dry run only prints."""
     import jax
 
     from mugrpo_jax.loop import stages
@@ -47,7 +47,7 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool) -> None:
             print(describe_data(config))
     if dry_run:
         return
-    # A CPU can swap, so its memory is checked only if the plan already names a problem.
+    # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         check_memory(plan)
     stages.train(config, folder)

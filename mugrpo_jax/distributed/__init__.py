@@ -1,4 +1,4 @@
-"""Several hosts as one run: how they find each other, agree, and end together."""
+"""Several hosts as one run: connect the hosts, let them agree, and end them together."""
 
 from mugrpo_jax.distributed.host_agreement import Vote as Vote
 from mugrpo_jax.distributed.host_agreement import check_same as check_same

@@ -1,6 +1,6 @@
-"""How hosts exchange small values and agree on them, through the coordination service of `jax.distributed`.
+"""Exchange small values between hosts, through the coordination service of `jax.distributed`.
 
-Arrays move between hosts inside jitted programs, not here. Every wait here has a limit. With one process,
+Arrays move between hosts inside jitted programs, not here. Every wait has a time limit. With one process,
 every function returns at once.
 """
 
@@ -19,14 +19,14 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax.config import ConfigError, differing_keys
 from mugrpo_jax.distributed.jax_internals import coordination_client
 
-BARRIER_MS = 3_600_000  # limit for slow hosts; the watcher notices a dead host much earlier
+BARRIER_MS = 3_600_000  # longest wait for a slow host; the watcher notices a dead host much earlier
 _calls = itertools.count()
 
 
 def gather(name: str, value: Any) -> list[Any]:
-    """The values of all processes, in their order; a value is anything that JSON can hold.
+    """Return the values of all processes, in process order; a value is anything that JSON can represent.
 
-    All processes must make the same calls in the same order.
+    All processes must call `gather` equally often, in the same order and with the same names.
     """
     if jax.process_count() == 1:
         return [value]
@@ -41,7 +41,7 @@ def gather(name: str, value: Any) -> list[Any]:
 
 
 def check_same(name: str, value: Mapping[str, Any]) -> None:
-    """Raise the same error on all hosts, with the differing keys, unless all hosts have the same value."""
+    """Raise the same error on all hosts, with the differing keys, unless `value` is equal on all hosts."""
     first, *others = gather(name, value)
     for i, other in enumerate(others, 1):
         if differing := differing_keys(other, first):
@@ -53,7 +53,7 @@ def check_same(name: str, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def together(name: str) -> Iterator[None]:
-    """A step that all hosts take: if any host raises a user error in it, all hosts raise it."""
+    """Run a `with` block on all hosts; if any host raises a user error in the block, all hosts raise it."""
     failure: Exception | None = None
     try:
         yield
@@ -68,7 +68,7 @@ def together(name: str) -> Iterator[None]:
 
 
 class Vote:
-    """Finds out whether any host says yes, in a program on the devices: asking does not block a host."""
+    """Computes whether any host votes True, on the devices, so that no host has to wait for the others."""
 
     def __init__(self, mesh: Mesh) -> None:
         everywhere = NamedSharding(mesh, P(mesh.axis_names))
@@ -80,5 +80,5 @@ class Vote:
         self._count = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
 
     def __call__(self, answer: bool) -> jax.Array:
-        """1.0 if any host says yes; the array is ready when the devices have computed it."""
+        """Return 1.0 if any host votes True, else 0.0, as an array that is computed asynchronously."""
         return self._count(self._yes if answer else self._no)

@@ -1,4 +1,4 @@
-"""A thread on every host that watches the other hosts, so that all of them stop or end together."""
+"""A thread on every host that watches the other hosts, so that all hosts stop or end together."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ _NEWS = "mugrpo/news"
 
 
 def share(stop: Any) -> None:
-    """Pass a stop request on: `stop.requested` of one host becomes true on all hosts within seconds."""
+    """Share a stop request: if `stop.requested` is True on one host, all hosts set it within seconds."""
     if Watcher.current is not None:
         Watcher.current.stop = stop
 
@@ -36,8 +36,8 @@ def end_process(status: int, message: str) -> NoReturn:
 class Watcher:
     """The thread that watches the other hosts.
 
-    If one host is asked to stop, all are asked. If one host fails or gives no sign of life, all end. A host
-    that waits for another one inside a program on the device cannot be interrupted, so its process is ended.
+    If one host is asked to stop, the watchers ask all hosts to stop. If one host fails or sends no heartbeat,
+    the watchers end all processes, because a host that waits in a device program cannot be interrupted.
     """
 
     current: "Watcher | None" = None
@@ -50,7 +50,7 @@ class Watcher:
         Watcher.current = self
 
     def leave(self) -> None:
-        """Announce the end and wait for all hosts: a thread that is still running disturbs Python's exit."""
+        """Wait until all hosts have ended and the thread is done; a running thread disturbs Python's exit."""
         self.ended.set()
         self.thread.join()
 
@@ -81,7 +81,7 @@ class Watcher:
             end_process(GONE, f"another host is gone, {who}; the same command on all hosts continues")
 
     def _exchange(self, number: int) -> bool:
-        """One round: wait for all hosts, pass on a stop request, and return whether all hosts have ended.
+        """Run one round: wait for all hosts, pass on a stop request, and return whether all hosts have ended.
 
         The barrier raises an error if a host is gone. A host announces its end before the barrier, so all
         hosts see the end in the same round.
@@ -97,9 +97,9 @@ class Watcher:
         return len(self._client.key_value_dir_get(f"{ending}/")) == jax.process_count()
 
     def _wait_for_failure(self) -> str | None:
-        """Wait one round for the message of a host that fails; None if there is none.
+        """Wait one round for the error message of a failing host; return None if no host fails.
 
-        It must wait here instead of asking now and then: if process 0 dies, JAX soon ends this process.
+        The wait must block, because JAX soon ends this process if process 0 dies; polling would be too late.
         """
         try:
             return self._client.blocking_key_value_get(f"{_NEWS}/failed", int(1000 * _ROUND_S))

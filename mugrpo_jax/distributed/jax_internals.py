@@ -1,4 +1,4 @@
-"""The only file that imports private modules of JAX: a public version of the same would go here."""
+"""The only file that imports private modules of JAX, because JAX has no public functions for this."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from jax._src.distributed import global_state
 
 
 def coordination_client() -> Any | None:
-    """The client of JAX's coordination service (keys, values, barriers); None with one process."""
+    """Return the client of JAX's coordination service (key-value store, barriers); None with one process."""
     return global_state.client
 
 
 def in_cluster() -> bool:
-    """Whether JAX finds out by itself which processes belong together: SLURM, Open MPI, TPU slices."""
+    """Return whether JAX can detect the processes of the run itself (SLURM, Open MPI, TPU slices)."""
     kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method]
     return any(kind.is_env_present() for kind in kinds)

@@ -1,4 +1,4 @@
-"""How the hosts of a run find each other, and how the run ends on all of them."""
+"""Connect the hosts of a run, and end the run on all hosts together."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ from mugrpo_jax.distributed.jax_internals import coordination_client, in_cluster
 
 
 class Stopped(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C), all hosts agreed, and everything is on disk."""
+    """Raised after a stop request (SIGTERM or Ctrl-C), when all hosts agreed and everything is on disk."""
 
 
 @contextlib.contextmanager
@@ -28,16 +28,16 @@ def hosts(
     *,
     timeout_s: float = 100.0,
 ) -> Iterator[None]:
-    """Join the other hosts, and end together with them; enter it before anything uses a device.
+    """Connect to the other hosts for a `with` block that must start before anything uses a device.
 
-    The first three arguments together name the hosts of the run. Without them, JAX joins a cluster that it
-    recognises (SLURM, Open MPI, TPU); everywhere else the run has one process.
+    If a host fails, all hosts end. Give all of the first three arguments or none. With none, JAX connects the
+    processes of a cluster that it detects (SLURM, Open MPI, TPU); everywhere else the run has one process.
 
     Args:
       coordinator: `host:port` of process 0.
       processes: number of processes.
-      process: number of this process, from 0.
-      timeout_s: how long to wait for the other hosts to start, and later for their next sign of life.
+      process: index of this process, from 0.
+      timeout_s: longest wait, in seconds, for the other hosts to start, and later for their heartbeats.
     """
     _connect(coordinator, processes, process, timeout_s)
     if coordination_client() is None or jax.process_count() == 1:
@@ -89,7 +89,6 @@ def _connect(coordinator: str | None, processes: int | None, process: int | None
 
 
 def _check_port(port: int) -> None:
-    """Raise an error if process 0 cannot open the port."""
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +100,6 @@ def _check_port(port: int) -> None:
 
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until process 0 answers on the port."""
     end = time.monotonic() + timeout_s
     while True:
         try:

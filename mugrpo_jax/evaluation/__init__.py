@@ -1,4 +1,4 @@
-"""From weights and problems to avg@k, pass@k and their intervals, in runs and in `mugrpo eval`."""
+"""Measure avg@k and pass@k of a model, with confidence intervals, in runs and in `mugrpo eval`."""
 
 from mugrpo_jax.evaluation.evaluate import Generate as Generate
 from mugrpo_jax.evaluation.evaluate import GeneratedResponse as GeneratedResponse

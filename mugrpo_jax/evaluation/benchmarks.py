@@ -1,4 +1,4 @@
-"""Evaluation of a model or checkpoint on the held-out problems of one or more tasks: `mugrpo eval`."""
+"""Evaluate a model or checkpoint on the held-out problems of one or more tasks, for `mugrpo eval`."""
 
 import dataclasses
 import hashlib
@@ -19,12 +19,12 @@ from mugrpo_jax.tasks import ANSWER_READERS, Problem, Task, load_reward, load_ta
 
 
 def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[Path, Task]:
-    """Tasks by name, each with the file of its responses: `out`, or `out` with its name before the suffix.
+    """Load tasks by name and return them by results file.
 
     Args:
-      names: as `load_task` understands them.
-      pairs: options of all tasks, `key=value`, or of one, `TASK.key=value`.
-      out: the file of one task; several have one each.
+      names: names for `load_task`.
+      pairs: options for all tasks, `key=value`, or for one task, `TASK.key=value`.
+      out: the results file of a single task; several tasks get `out` with their name before the suffix.
     """
     if len(set(names)) < len(names):
         raise ValueError(f"--task {','.join(names)}: each task may be named once")
@@ -34,7 +34,7 @@ def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[P
 
 
 def _options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options of each task: those without a task name, then those with its name."""
+    """Return the options of each task; an option with a task's name overrides one for all tasks."""
     of_all: dict[str, Any] = {}
     of_one: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
@@ -66,16 +66,16 @@ def benchmark(
     slots: int | None = None,
     **settings: Any,
 ) -> Iterator[evaluation.EvalResult]:
-    """Evaluate a model on the held-out problems of tasks, one result after the other.
+    """Evaluate a model on the held-out problems of tasks; yield one result per task.
 
-    After an interruption the same call continues. Arguments are checked before the first response.
+    The same call resumes an interrupted evaluation. Arguments are checked before the first response.
 
     Args:
       name: a model for `load_model`, or the folder of a run.
-      tasks: tasks whose `test` part is used, by their results file: one JSON line per scored response. The
-        settings are stored beside it, and a call with other settings is refused.
+      tasks: maps a results file (one JSON line per scored response) to a task; its `test` problems are used.
+        The settings are stored beside each file; a call with other settings raises an error.
       step, best: the checkpoint of a run; see `checkpoint_step`.
-      reward: replaces the tasks' own reward.
+      reward: name of a reward that replaces the tasks' own reward.
       problems: number of problems of each task; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
       **settings: fields of `sampling.SamplingSettings`.
@@ -110,7 +110,7 @@ def benchmark(
 
 
 def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str, str]:
-    """Identifies the problems and the reward of a results file."""
+    """Return settings that identify the problems and the reward of a results file."""
     answers = "\n".join(f"{problem.id} {problem.answer}" for problem in task.test[:problems])
     return {
         "task": task.name,
@@ -122,7 +122,7 @@ def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str,
 def _responses(
     model: LoadedModel, settings: SamplingSettings, name: str, slots: int | None
 ) -> evaluation.Generate:
-    """Responses of a sampler that is planned for the requests that are wanted."""
+    """Return a `generate` for `evaluate` whose sampler is planned for the requests it gets."""
 
     def open_sampler(requests: list[Request]) -> Sampler:
         plan = plan_for_requests(model.config, requests, slots=slots, dtype=jnp.dtype(settings.dtype))

@@ -1,4 +1,4 @@
-"""The one way to evaluate: problems and a sampler give scored responses, and these give an `EvalResult`.
+"""Evaluate a model: sample responses to problems, score the responses, and compute an `EvalResult`.
 
 `evaluate` is for one process. In a run on several hosts, each host calls `score_problems` for its own
 problems, and every host calls `summarise` with the rows of all hosts.
@@ -22,7 +22,7 @@ from mugrpo_jax.tasks import Problem, Score, Scorer
 
 @dataclass(frozen=True)
 class WantedResponse:
-    """A response to generate: problem `index`, sample number `sample`."""
+    """A request for one response: sample number `sample` (from 0) for problem number `index`."""
 
     index: int
     sample: int
@@ -31,7 +31,7 @@ class WantedResponse:
 
 @dataclass(frozen=True)
 class GeneratedResponse:
-    """A response that was generated; `finish_reason` is `stop` or `length`, `length` counts tokens."""
+    """A generated response; `length` is in tokens, `finish_reason` is `stop`, or `length` at the limit."""
 
     index: int
     sample: int
@@ -51,15 +51,13 @@ def sampled_responses(
     *path: int,
     title: str,
 ) -> Generate:
-    """A `generate` for `evaluate`, whose responses depend only on their own problem and sample.
+    """Return a `generate` for `evaluate`; each response depends only on its problem and sample number.
 
     Args:
-      open_sampler: a sampler for some requests.
-      tokens: the prompt tokens of a problem.
-      tokenizer: for the texts of responses and the tokens that end them.
-      settings: how to sample.
-      path: integers for the seeds, before the problem's index.
-      title: of the progress bar.
+      open_sampler: returns a sampler for a list of requests.
+      tokens: returns the prompt tokens of a problem.
+      path: integers from which, with the problem's index, the seeds are derived.
+      title: title of the progress bar.
     """
 
     def generate(wanted: list[WantedResponse]) -> Iterator[GeneratedResponse]:
@@ -99,20 +97,17 @@ def evaluate(
 ) -> EvalResult:
     """Generate `samples` responses to every problem, score them and compute their statistics.
 
-    With `out`, every result is appended to that JSON-lines file as soon as it is scored, and results that the
-    file contains are not generated again. So an interrupted evaluation continues. It gives the same numbers
-    if `generate` makes every response depend only on its own index and sample.
+    With `out`, every scored response is appended to that JSON-lines file at once, and responses in the file
+    are not generated again, so that the same call resumes an interrupted evaluation. The result is the same
+    if each response of `generate` depends only on its own index and sample.
 
     Args:
-      problems: to solve.
-      generate: takes the responses that are wanted and yields them in any order.
-      scorer: scores the responses while more are generated.
-      samples: responses per problem.
-      ks: for which k to compute pass@k, each at most `samples`.
-      out: the results file.
-      name: of the benchmark.
+      generate: takes a list of requested responses and yields the responses in any order.
+      scorer: scores responses in the background.
+      ks: the values of k for pass@k, each at most `samples`.
+      name: name of the benchmark.
       answer_of: extracts a response's answer for a majority vote; an entry of `ANSWER_READERS`.
-      confidence: of the intervals.
+      confidence: level of the confidence intervals.
     """
     if samples < 1 or any(not 1 <= k <= samples for k in ks):
         raise ValueError(f"{name}: samples={samples}, ks={list(ks)}; possible: 1 <= k <= samples")
@@ -136,14 +131,10 @@ def score_problems(
     answer_of: Callable[[str], str | None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[ScoredResponse] | None:
-    """Generate and score responses; the arguments are those of `evaluate`.
+    """Generate and score responses; return them ordered by problem and sample, or None if stopped early.
 
-    Args:
-      indices: the problems to evaluate here, by index; None evaluates all.
-      stopped: whether to stop early, asked after every response.
-
-    Returns:
-      The scored responses by problem and sample; None if it was stopped early.
+    The arguments are those of `evaluate`, and two more. `indices` are the indices of the problems that this
+    host evaluates (None: all). `stopped` is called after every response and returns True to stop early.
     """
     if not problems:
         raise ValueError(f"{name}: no problems to evaluate")
@@ -175,7 +166,7 @@ def _scored(
     scorer: Scorer,
     stopped: Callable[[], bool],
 ) -> Iterator[tuple[GeneratedResponse, Score]]:
-    """Responses with their scores; scoring runs in the background while the next ones are generated."""
+    """Yield responses with their scores; responses are scored while the next responses are generated."""
     waiting: deque[tuple[GeneratedResponse, Future[Score]]] = deque()
     for response in responses:
         waiting.append((response, scorer.submit(response.text, problems[response.index])))

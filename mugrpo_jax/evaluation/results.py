@@ -1,4 +1,4 @@
-"""Results of an evaluation: scored responses, the file that keeps them, their statistics, tables and JSON."""
+"""Results of an evaluation: scored responses, the file that stores them, statistics, tables and JSON."""
 
 import dataclasses
 import json
@@ -23,13 +23,13 @@ class ScoredResponse:
     """One response to a problem with its score.
 
     Attributes:
-      index: position of the problem in the evaluation.
-      sample: number of the response among those to its problem.
+      index: index of the problem in the evaluation.
+      sample: number of the response to this problem, from 0.
       problem: id of the problem.
       value, status, detail: as in `tasks.Score`.
-      answer: the answer that counts in a majority vote; None where there is none.
-      finish_reason: `stop` or `length`.
-      length: in tokens.
+      answer: the extracted answer, for a majority vote; None if the response has none.
+      finish_reason: `stop`, or `length` if the response reached the length limit.
+      length: number of tokens.
       text: the response.
     """
 
@@ -46,10 +46,9 @@ class ScoredResponse:
 
 
 class ResultsFile:
-    """Scored responses in memory and, with a path, in a file: one JSON line per response.
+    """Stores scored responses in memory and, with a path, in a file with one JSON line per response.
 
-    Attributes:
-      rows: by (index, sample); they include the responses found in the file.
+    `rows` maps (index, sample) to a response; the responses that the file already has are included.
     """
 
     def __init__(self, path: Path | None, name: str, problems: Sequence[Problem], samples: int) -> None:
@@ -71,7 +70,7 @@ class ResultsFile:
             self.rows[row.index, row.sample] = row
 
     def add(self, row: ScoredResponse) -> None:
-        """Keep a response, and append it to the file."""
+        """Store a response in memory and append it to the file."""
         self.rows[row.index, row.sample] = row
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +78,12 @@ class ResultsFile:
                 file.write(json.dumps(asdict(row)).encode() + b"\n")
 
     def ordered(self) -> list[ScoredResponse]:
-        """All rows by problem and sample, so that statistics do not depend on the order of arrival."""
+        """Return all responses ordered by problem and sample, whatever the order in which they were added."""
         return [row for _, row in sorted(self.rows.items())]
 
 
 def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
-    """The rows of one host as short lists to send: without texts, and with one detail per status."""
+    """Convert responses to short lists for the other hosts: no texts, and one `detail` per status."""
     told: set[str] = set()
     packed = []
     for row in rows:
@@ -95,7 +94,7 @@ def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
 
 
 def unpack_rows(parts: Iterable[Sequence[Sequence[Any]]]) -> list[ScoredResponse]:
-    """The packed rows of all hosts as one list, by problem and sample."""
+    """Convert the lists of all hosts back to responses, ordered by problem and sample."""
     rows = [ScoredResponse(*values) for part in parts for values in part]
     return sorted(rows, key=lambda row: (row.index, row.sample))
 
@@ -105,15 +104,15 @@ class EvalResult:
     """Statistics of one benchmark.
 
     Attributes:
-      name: of the benchmark.
-      problems: how many.
-      samples: per problem.
+      name: name of the benchmark.
+      problems: number of problems.
+      samples: responses per problem.
       metrics: `avg@k`, `pass@k` for each k asked for, `majority@k` where answers can be compared.
       truncated: share of responses cut off by the length limit.
-      mean_length: of the responses, in tokens.
+      mean_length: mean number of tokens in a response.
       statuses: number of responses with each scoring status.
       per_problem: for each metric, its value for each problem.
-      examples: for each status except `ok`, the first response with it and what happened.
+      examples: for each status except `ok`, the problem and detail of the first such response.
     """
 
     name: str
@@ -128,11 +127,11 @@ class EvalResult:
 
     @property
     def accuracy(self) -> Estimate:
-        """The mean reward, avg@k."""
+        """The metric avg@k, which is the mean reward, with k = `samples`."""
         return self.metrics[f"avg@{self.samples}"]
 
     def as_json(self) -> str:
-        """One JSON object, keys in order."""
+        """Return all attributes as one JSON object."""
         return json.dumps(asdict(self), indent=2)
 
 
@@ -145,15 +144,13 @@ def summarise(
     vote: bool = False,
     confidence: float = 0.95,
 ) -> EvalResult:
-    """The statistics of scored responses.
+    """Compute the statistics of scored responses.
 
     Args:
-      name: of the evaluation.
-      rows: `samples` responses to every problem, by problem and sample.
-      samples: responses per problem.
-      ks: for which k to compute pass@k.
-      vote: whether to compute the majority vote over the answers.
-      confidence: of the intervals.
+      rows: `samples` responses to every problem, ordered by problem and sample.
+      ks: the values of k for pass@k.
+      vote: True computes the majority vote over the answers.
+      confidence: level of the confidence intervals.
     """
     groups = [rows[i : i + samples] for i in range(0, len(rows), samples)]
     values = [[row.value for row in group] for group in groups]
@@ -178,17 +175,14 @@ def summarise(
 
 
 def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
-    """Averages over benchmarks of the metrics that all of them have; every benchmark has the same weight."""
-    shared = (
-        [m for m in results[0].metrics if all(m in result.metrics for result in results)] if results else []
-    )
-    return {
-        metric: statistics.bootstrap_average([r.per_problem[metric] for r in results]) for metric in shared
-    }
+    """Average each metric that all benchmarks have; every benchmark has the same weight."""
+    first = results[0].metrics if results else {}
+    shared = [m for m in first if all(m in result.metrics for result in results)]
+    return {m: statistics.bootstrap_average([r.per_problem[m] for r in results]) for m in shared}
 
 
 def average_as_json(results: Sequence[EvalResult]) -> str:
-    """One JSON object: the metrics of each benchmark, and their average."""
+    """Return one JSON object with the metrics of each benchmark and their average."""
     benchmarks = [{"name": result.name, "metrics": _plain(result.metrics)} for result in results]
     return json.dumps({"benchmarks": benchmarks, "average": _plain(average_results(results))}, indent=2)
 
@@ -198,7 +192,7 @@ def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
 
 
 def as_table(results: Sequence[EvalResult]) -> str:
-    """A text table with one line per benchmark, then their average: percent with confidence intervals."""
+    """Format a table of benchmarks and their average; metrics are percentages with intervals."""
     metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
     header = ["benchmark", "problems", "samples", *metrics, "truncated", "length", "not scored"]
     lines = [

@@ -11,9 +11,9 @@ CORRECT = 1.0  # a reward this high counts as solved in pass@k and in a majority
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that k of n samples, c of them correct, contain a correct one: `1 − C(n−c, k) / C(n, k)`.
+    """Estimate the probability that at least one of k samples is correct: `1 − C(n−c, k) / C(n, k)`.
 
-    Unbiased for the chance that k fresh samples solve the problem (arXiv 2107.03374), exact in integers.
+    n samples were drawn and c of them are correct. The estimate is unbiased (arXiv 2107.03374).
 
     >>> pass_at_k(4, 1, 2), pass_at_k(4, 0, 2), pass_at_k(4, 3, 2)
     (0.5, 0.0, 1.0)
@@ -25,16 +25,16 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def average_at_k(values: Sequence[float]) -> float:
-    """Mean reward of a problem's k samples."""
+    """Return the mean reward of the k samples of one problem."""
     if not values:
         raise ValueError("values is empty; possible: one reward or more")
     return math.fsum(values) / len(values)
 
 
 def majority(answers: Sequence[str | None], values: Sequence[float]) -> float:
-    """1.0 if the most frequent answer is correct; in a tie, the share of the tied answers that are correct.
+    """Return 1.0 if the most frequent answer is correct; in a tie, the correct share of the tied answers.
 
-    Samples without an answer do not vote. Without any vote the result is 0.
+    `values` are the rewards. Samples whose answer is None do not vote; without any vote the result is 0.
 
     >>> majority(["7", "8", "7", None], [1.0, 0.0, 1.0, 0.0]), majority(["7", "8"], [1.0, 0.0])
     (1.0, 0.5)
@@ -50,13 +50,7 @@ def majority(answers: Sequence[str | None], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems with its uncertainty.
-
-    Attributes:
-      mean: over problems.
-      low, high: the confidence interval, from a bootstrap over problems.
-      standard_error: of the mean.
-    """
+    """A mean over problems, its standard error, and its bootstrap confidence interval (`low`, `high`)."""
 
     mean: float
     low: float
@@ -65,14 +59,14 @@ class Estimate:
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
-    """Sample standard deviation of the problems' values over the square root of their number; 0 for one."""
+    """Return the standard error of the mean of one value per problem; 0 for a single problem."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def bootstrap(
     values: Sequence[float] | np.ndarray, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Estimate:
-    """Mean over problems with a percentile interval from resampling the problems.
+    """Return the mean over problems with a bootstrap confidence interval; `values` has one per problem.
 
     Problems are resampled, not samples, because the samples of one problem are not independent.
 
@@ -92,7 +86,7 @@ def bootstrap(
 def bootstrap_average(
     benchmarks: Sequence[Sequence[float]], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Estimate:
-    """The average of several benchmarks' means; every benchmark has the same weight, whatever its size."""
+    """Return the mean of the benchmarks' means, with an interval; every benchmark has the same weight."""
     if not benchmarks:
         raise ValueError("benchmarks is empty; possible: one list of values or more")
     rng = np.random.default_rng(seed)

@@ -1,1 +1,1 @@
-"""The folder of a run: journal, stop signal, progress, trackers, environment, compile times, text tables."""
+"""Bookkeeping of a run: its folder, journal, trackers, progress bars, stop signals and compile times."""

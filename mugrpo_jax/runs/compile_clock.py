@@ -1,4 +1,4 @@
-"""How long this process has traced and compiled programs, to report it apart from the time of updates."""
+"""Measure the time this process spends compiling, so that it can be reported apart from the updates."""
 
 import threading
 import time
@@ -9,13 +9,10 @@ _EVENTS = "/jax/core/compile/"
 
 
 class CompileClock:
-    """Wall time in which JAX traced, lowered or compiled programs or read them from the compilation cache.
+    """Adds up the seconds in which JAX traces, lowers or compiles programs or reads its compilation cache.
 
-    JAX reports the duration of each of these events when it ends. Time in which events overlap (nested, or in
-    several threads) counts once.
-
-    Attributes:
-      seconds: total so far.
+    JAX reports the duration of each such event when the event ends. Time in which events overlap (nested
+    events, or events in several threads) counts once. `seconds` is the total so far.
 
     >>> clock = CompileClock()
     >>> clock.add(8.0, 10.0)
@@ -30,7 +27,7 @@ class CompileClock:
         self._intervals: list[tuple[float, float]] = []  # sorted, without overlaps
 
     def add(self, start: float, end: float) -> None:
-        """Count the time from `start` to `end`."""
+        """Count the seconds from `start` to `end` that were not counted before."""
         with self._lock:
             while self._intervals and self._intervals[-1][1] >= start:
                 before, after = self._intervals.pop()
@@ -40,7 +37,7 @@ class CompileClock:
             self.seconds += end - start
 
     def listen(self, event: str, duration_secs: float, **about: str | int) -> None:
-        """Listener for `jax.monitoring`: count an event that has just ended."""
+        """Count an event that has just ended; `jax.monitoring` calls this function after every event."""
         if event.startswith(_EVENTS):
             now = time.monotonic()
             self.add(now - duration_secs, now)
@@ -50,7 +47,7 @@ _clock: CompileClock | None = None
 
 
 def compile_clock() -> CompileClock:
-    """The clock of this process; it starts with the first call."""
+    """Return the clock of this process; the first call creates and starts the clock."""
     global _clock
     if _clock is None:
         _clock = CompileClock()

@@ -1,4 +1,4 @@
-"""Versions and devices of a run, for its report."""
+"""Collect the software versions and the devices of a run, for its report."""
 
 import importlib.metadata
 import platform
@@ -16,7 +16,7 @@ _PACKAGES = ("jax", "jaxlib", "optax")
 
 
 def environment() -> dict[str, Any]:
-    """Versions of packages, commit, devices and start time of this process."""
+    """Return package versions, git commit, devices and start time, for the file `environment.json`."""
     devices = Counter(device.device_kind for device in jax.devices())
     return {
         "mugrpo_jax": __version__,  # package metadata may be missing or old in a source tree
@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this package's source tree, with `-dirty` if files changed; None if it is installed."""
+    """Return the commit of this source tree, plus `-dirty` if files changed; None outside a source tree."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""The journal of a run: its metrics as JSON lines, in `metrics.jsonl`."""
+"""The journal of a run: the file `metrics.jsonl`, which stores all metrics as JSON lines."""
 
 import json
 import time
@@ -14,12 +14,11 @@ from mugrpo_jax.runs.trackers import Tracker
 
 
 class Journal:
-    """Metrics as JSON lines, one record per event, in the order of the run.
+    """Appends a run's metrics to a file: one record, which is one JSON line, per event.
 
-    Every record has a `kind` (`warm_start`, `evaluation`, `stage`, `update`) and `updates`, the number of
-    optimizer updates done when it was written. Wall-clock times are under `seconds`; everything else is the
-    same when a run is repeated. Only process 0 writes the file. All processes keep the records of stages and
-    evaluations in memory.
+    Every record has a `kind` (`warm_start`, `evaluation`, `stage` or `update`) and `updates`, the number of
+    optimizer updates so far. Wall-clock times are under the key `seconds`; all other values are the same when
+    a run is repeated. Only process 0 writes the file. All processes remember stage and evaluation records.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,12 +31,12 @@ class Journal:
         self._last = time.monotonic()
 
     def follow(self, tracker: Tracker) -> None:
-        """Send all existing records, and every new one, to a tracker."""
+        """Send all existing records to a tracker now, and each new record when it is written."""
         tracker.restart(list(read_journal(self.path)))
         self._trackers.append(tracker)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; its `seconds.elapsed` is the time since the last record or the start."""
+        """Append a record, with the seconds since the last record (or the start) as `seconds.elapsed`."""
         self._remember(record)
         if self._writes:
             now = time.monotonic()
@@ -54,11 +53,11 @@ class Journal:
                 tracker.write(record)
 
     def find(self, kind: str, updates: int) -> dict[str, Any] | None:
-        """The record of the stage or evaluation that was written after so many updates."""
+        """Return the `stage` or `evaluation` record that was written after so many updates, or None."""
         return self._events.get((kind, updates))
 
     def rewind(self, updates: int) -> None:
-        """Delete all records after the checkpoint from which the run continues."""
+        """Delete the records after `updates` updates, because the run resumes from that checkpoint."""
         self._events = {event: record for event, record in self._events.items() if event[1] <= updates}
         if not self._writes or not self.path.exists():
             return
@@ -73,5 +72,5 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal, in order, without a line that a kill cut off; none if there is no file."""
+    """Yield the records in a journal file; skip damaged lines, and yield nothing if there is no file."""
     return (record for _, record in read_json_lines(path, skip_damaged=True))

@@ -1,4 +1,4 @@
-"""What a run prints while it works: progress bars with a few numbers, and lines between them."""
+"""Print the progress of a run: progress bars with a few numbers, and lines of text between them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,10 @@ from tqdm import tqdm
 
 
 def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, scored: int) -> None:
-    """Count one more response on a bar; every 64 responses, update the numbers behind the bar.
+    """Advance a progress bar by one response; every 64 responses, also update the numbers behind the bar.
 
-    Args:
-      bar: from `bar`.
-      tokens: sampled so far.
-      occupancy: share of the slots' decode steps that sampled a token.
-      rewards: sum of the rewards so far.
-      scored: number of responses with a reward so far.
+    `tokens`, `rewards` (a sum) and `scored` (responses with a reward) are totals so far; `occupancy` is the
+    share of the slots' decode steps that sampled a token.
     """
     bar.update()
     if bar.n % 64 == 0:
@@ -26,13 +22,13 @@ def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, sc
 
 
 def headline(record: dict[str, Any]) -> dict[str, str]:
-    """The few metrics of an update that the progress bar shows."""
+    """Return the metrics of an update that the progress bar shows, formatted, by short name."""
     chosen = {"reward": "reward", "veto": "vetoed/tokens", "ess": "ess/tokens", "gap": "gap/tokens"}
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
 def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    """Print how many responses could not be scored, with one example of each status."""
+    """Print how many responses have each failure status, with one example text per status."""
     failed = {name: count for name, count in status.items() if name != "ok" and count}
     if failed:
         counts = ", ".join(
@@ -45,12 +41,12 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
-    """A progress bar; only process 0 shows it."""
+    """Return a progress bar that only process 0 shows."""
     quiet = jax.process_index() > 0
     return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
 
 
 def say(text: str) -> None:
-    """Print a line without disturbing the progress bars; only process 0 prints it."""
+    """Print a line without breaking the progress bars; only process 0 prints."""
     if jax.process_index() == 0:
         tqdm.write(text)

@@ -1,4 +1,4 @@
-"""The folder of a run: its config, its environment, its journal, and where its rollouts are."""
+"""The folder of a run: config, environment, journal, and the paths of the rollouts."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,7 @@ from mugrpo_jax.runs.journal import Journal
 
 
 class RunFolder:
-    """Paths, config and journal of one run.
-
-    Opening an existing folder with another config raises an error that lists the differing keys.
-    """
+    """Creates or opens a run's folder; raises an error with the differing keys if its config differs."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder, self.config = folder, config
@@ -48,17 +45,17 @@ class RunFolder:
             raise ConfigError(f"{path}: not seen from here; --out must be on storage that all hosts share")
 
     def stage_folder(self, stage: int) -> Path:
-        """The folder with the rollouts of a stage."""
+        """Return the folder with the rollouts of a stage."""
         return stage_folder(self.folder, stage)
 
 
 def stage_folder(run: Path, stage: int) -> Path:
-    """The folder with the rollouts of a stage."""
+    """Return the folder with the rollouts of a stage."""
     return run / "rollouts" / f"stage-{stage:03d}"
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The config with which a run was started."""
+    """Return the config with which a run was started."""
     path = folder / "config.yaml"
     if not path.exists():
         raise ConfigError(f"{folder}: not the folder of a run (it has no config.yaml)")

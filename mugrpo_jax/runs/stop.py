@@ -1,4 +1,4 @@
-"""How a run is asked to stop, and how all its hosts stop at the same point."""
+"""Stop a run on SIGTERM or Ctrl-C, on all its hosts at the same point."""
 
 import signal
 import threading
@@ -12,10 +12,9 @@ from mugrpo_jax.distributed import Stopped as Stopped
 
 
 class StopRequest:
-    """Sets a flag on SIGTERM or Ctrl-C, which the loops read; a second Ctrl-C interrupts at once.
+    """Handles SIGTERM and Ctrl-C in a `with` block: sets `requested` to True, and the loops then stop.
 
-    Attributes:
-      requested: whether this host was asked to stop.
+    A second Ctrl-C raises `KeyboardInterrupt` at once.
     """
 
     def __init__(self) -> None:
@@ -38,11 +37,11 @@ class StopRequest:
 
     @property
     def agreed(self) -> bool:
-        """Whether to stop now; with several hosts, true only after all of them agreed at the same point."""
+        """True if the loops must stop now; with several hosts, only after all hosts agreed."""
         return self._agreed or (self.requested and jax.process_count() == 1)
 
     def agree(self, answer: bool) -> None:
-        """Record what the hosts agreed on; after one yes, later answers change nothing."""
+        """Record the hosts' common answer; after one True, later answers change nothing."""
         self._agreed |= answer
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

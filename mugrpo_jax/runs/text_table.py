@@ -1,11 +1,11 @@
-"""Text for terminals."""
+"""Text tables for terminals."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 
 def text_table(rows: Sequence[Sequence[str]], *, align: Literal["left", "right"] = "left") -> str:
-    """Rows of cells in columns, two spaces apart; the first row is usually the header.
+    """Format rows of cells as columns, two spaces apart; the first row is usually the header.
 
     >>> print(text_table([["stage", "reward"], ["0", "0.125"]], align="right"))
     stage  reward

@@ -1,8 +1,7 @@
-"""Trackers send the metrics of the journal to TensorBoard and to Weights & Biases.
+"""Trackers send the journal's metrics to TensorBoard and to Weights & Biases.
 
-A tracker gets every record of the journal. When a run continues from a checkpoint, the journal deletes the
-records after it and calls `restart` with the others: the run writes the deleted records again, and a tracker
-must not show them twice.
+When a run resumes from a checkpoint, the journal deletes the records after the checkpoint and calls `restart`
+with the remaining records. The run then writes the deleted records again; a tracker must not show them twice.
 """
 
 import importlib.util
@@ -20,23 +19,20 @@ Record = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Shows the records of a journal in another program."""
+    """Shows the records of a run's journal in another program."""
 
     def restart(self, records: Sequence[Record]) -> None:
-        """Show exactly these records."""
-        ...
+        """Start again with these records, because a run starts or resumes."""
 
     def write(self, record: Record) -> None:
         """Show one more record."""
-        ...
 
     def close(self) -> None:
-        """Wait until everything is written."""
-        ...
+        """Wait until all records are written."""
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Raise an error if the package of a tracker in the config is not installed."""
+    """Raise an error if the config asks for a tracker whose package is not installed."""
     wanted = {
         "tensorboard": ("tensorboardX", config.tracking.tensorboard),
         "wandb": ("wandb", config.tracking.wandb is not None),
@@ -50,7 +46,7 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    """The trackers in the config."""
+    """Create the trackers that the config asks for; `folder` is the run's folder."""
     trackers: list[Tracker] = []
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
@@ -60,7 +56,7 @@ def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """The numbers of a record by name, such as `update/reward` or `stage/seconds/generate`.
+    """Yield the name and value of every number in a record; nested names are joined with `/`.
 
     >>> dict(scalars({"kind": "stage", "updates": 8, "reward": 0.5, "seconds": {"generate": 2.0}}))
     {'stage/reward': 0.5, 'stage/seconds/generate': 2.0}
@@ -78,7 +74,7 @@ def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, floa
 
 
 class TensorBoard:
-    """Event files in a folder, one step per update; a continued run writes them again from its journal."""
+    """Writes event files for TensorBoard, one step per update; `restart` writes all files anew."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,10 +102,10 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases: its steps are the lines of the journal, its x axis is the number of updates.
+    """Sends records to Weights & Biases: a step is a journal line, the x axis is the number of updates.
 
-    Weights & Biases accepts steps only in increasing order, and an update that is repeated after a kill gives
-    the same numbers. So a line is sent only once. The file `wandb.json` in the run's folder has the id of the
+    Weights & Biases accepts only increasing steps, and an update repeated after a SIGKILL gives the same
+    numbers, so each line is sent once. `wandb.json` in the run's folder stores the id of the Weights & Biases
     run and the number of lines sent.
     """
 
@@ -152,7 +148,7 @@ class WandB:
 
 
 class FailSafeTracker:
-    """A tracker that prints its first error and then does nothing, so that it cannot end a run."""
+    """Wraps a tracker: prints its first error, then turns the tracker off, so that the run goes on."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker: Tracker | None = tracker

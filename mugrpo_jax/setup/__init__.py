@@ -1,1 +1,1 @@
-"""From a config to the objects of a run: model, tokenizer, devices, and the sizes derived from them."""
+"""Make the objects of a run from its config: model, tokenizer, device mesh, and derived sizes."""

@@ -1,4 +1,4 @@
-"""The devices of a run: one mesh for the updates, and one per host for sampling."""
+"""Make the device meshes of a run: one mesh for the updates, and one mesh per host for sampling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from mugrpo_jax.models.sharding import MESH_AXES
 
 
 def run_mesh(config: RunConfig) -> Mesh:
-    """All devices of the run in the config's shape."""
+    """Return a mesh of all devices, with the shape that the config gives."""
     return make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
 
 
 def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
-    """This host's devices as a mesh: `tensor` devices share a copy of the weights; None for one device."""
+    """Return a mesh of this host's devices, `tensor` of them per copy of the weights; None for one device."""
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if len(local) % tensor:
         raise ConfigError(
@@ -30,7 +30,7 @@ def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
 
 
 def _on_all_hosts(mesh: Mesh) -> Mesh:
-    """The sampling meshes of all hosts as one mesh."""
+    """Return the union of all hosts' sampling meshes as one mesh."""
     if jax.process_count() == 1:
         return mesh
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -45,10 +45,9 @@ _cast = jax.jit(cast, static_argnames="dtype")
 
 
 def copy_on_host(model: Decoder, params: Any, mesh: Mesh, dtype: Any) -> Any:
-    """A whole copy of the weights on this host's devices, split over the `tensor` axis of its sampling mesh.
+    """Return a copy of the weights on this host's devices, split over the `tensor` axis of its sampling mesh.
 
-    The weights are cast before they move, so that fewer bytes travel. No device ever holds more than its part
-    of the copy.
+    The weights are cast first, so that fewer bytes are sent. No device ever holds more than its own shard.
     """
     weights = _cast(params, dtype=dtype)
     spread = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), model, weights))

@@ -1,4 +1,4 @@
-"""The model of a run: its shape, its tokenizer and its initial weights, as the config names them."""
+"""Load the model that the config names: its shape, its tokenizer and its initial weights."""
 
 import dataclasses
 
@@ -20,19 +20,19 @@ from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 
 
 def run_model_shape(config: RunConfig) -> ModelConfig:
-    """The shape of the run's model, without reading weights."""
+    """Return the shape of the run's model, without reading weights."""
     if config.model.source != "tiny":
         return model_shape(config.model.source)
     return tiny_shape(_tiny_tokenizer(), **_tiny(config))
 
 
 def run_model_tokenizer(config: RunConfig) -> Tokenizer:
-    """The run's tokenizer, without reading weights."""
+    """Return the run's tokenizer, without reading weights."""
     return _tiny_tokenizer() if config.model.source == "tiny" else model_tokenizer(config.model.source)
 
 
 def initial_model(config: RunConfig, mesh: Mesh) -> LoadedModel:
-    """The run's model with its initial float32 weights, sharded over the mesh."""
+    """Load the run's model with its initial float32 weights, sharded over the mesh."""
     if config.model.source != "tiny":
         return load_model(config.model.source, dtype=jnp.float32, mesh=mesh, seed=config.seed)
     return tiny_model(_tiny_tokenizer(), mesh=mesh, seed=config.seed, **_tiny(config))

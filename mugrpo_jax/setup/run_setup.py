@@ -1,4 +1,4 @@
-"""The fixed parts of a run: model, tokenizer, devices, and what can be derived from them."""
+"""The parts of a run that stay fixed during training: model, tokenizer, mesh, and derived sizes."""
 
 import dataclasses
 import functools
@@ -20,14 +20,10 @@ from mugrpo_jax.training import StepOptions
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """Everything of a run that stays fixed while the weights change.
+    """The parts of a run that stay fixed while the weights change.
 
-    Attributes:
-      config: the run's config.
-      model: the decoder.
-      tokenizer: text to tokens and back.
-      mesh: all devices of the run.
-      programs: programs compiled by the run's samplers, so that only the first sampler compiles.
+    `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
+    first sampler compiles.
     """
 
     config: RunConfig
@@ -37,7 +33,7 @@ class RunSetup:
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
-        """Tokens of a problem's prompt; if they are too many, the error names the problem."""
+        """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
         tokens = encode_prompt(self.tokenizer, problem.prompt)
         limit = self.config.sampling.max_prompt_tokens
         if len(tokens) > limit:
@@ -48,7 +44,7 @@ class RunSetup:
         return np.asarray(tokens, np.int32)
 
     def solution_tokens(self, problem: Problem) -> np.ndarray:
-        """Tokens of a problem's worked solution with the end token."""
+        """Return the tokens of a worked solution and the end token; raise an error if it is too long."""
         if problem.solution is None:
             raise ConfigError(f"problem {problem.id}: no worked solution; a warm start needs one for each")
         tokens = [*self.tokenizer.encode(problem.solution), min(self.tokenizer.eos_ids)]
@@ -61,20 +57,20 @@ class RunSetup:
         return np.asarray(tokens, np.int32)
 
     def buckets(self) -> Buckets:
-        """Micro-batch shapes of the update step."""
+        """Return the possible shapes of micro-batches in the update step."""
         return update_buckets(self.config, self.mesh)
 
     def step_options(self) -> StepOptions:
-        """How the update step computes the loss."""
+        """Return the options with which the update step computes the loss."""
         return step_options(self.config)
 
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
-        """Sizes of the sampler on this host's devices; planned once: programs are compiled for them."""
+        """The sampler's sizes on this host; computed once, because programs are compiled for these sizes."""
         return sampler_plan(self.config, self.model.config, self.mesh)
 
     def sampler(self, params: Any) -> Sampler:
-        """A sampler with these weights; close it before the updates start."""
+        """Return a sampler with these weights; the caller must close it before the updates start."""
         plan = self.sampler_plan
         if plan.mesh is not None:
             params = copy_on_host(self.model, params, plan.mesh, plan.dtype)
@@ -82,7 +78,7 @@ class RunSetup:
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
-    """The setup of a run, and the model's initial float32 weights, sharded over the mesh."""
+    """Return the setup of a run, and the initial float32 weights, sharded over the mesh."""
     mesh = run_mesh(config)
     loaded = initial_model(config, mesh)
     return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params

@@ -1,4 +1,4 @@
-"""Sizes and options that follow from the config: of the update step and of the sampler."""
+"""Compute the sizes and options of the update step and of the sampler from the config."""
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -12,7 +12,7 @@ from mugrpo_jax.training import StepOptions
 
 
 def step_options(config: RunConfig) -> StepOptions:
-    """How the update step computes the loss."""
+    """Return the options with which the update step computes the loss."""
     return StepOptions(
         compute_dtype=config.model.compute_dtype,
         temperature=config.sampling.temperature,
@@ -24,7 +24,7 @@ def step_options(config: RunConfig) -> StepOptions:
 
 
 def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
-    """Micro-batch shapes of the update step."""
+    """Return the possible shapes of micro-batches in the update step."""
     sampling, batch = config.sampling, config.batch
     return plan_buckets(
         sampling.max_prompt_tokens + sampling.max_response_tokens,
@@ -38,7 +38,7 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
 def sampler_plan(
     config: RunConfig, model: ModelConfig, mesh: Mesh, *, memory: int | None = None
 ) -> SamplerPlan:
-    """Sizes of the sampler on this host's devices; `memory`: free bytes on each; None asks the device."""
+    """Plan this host's sampler; `memory` is the free bytes of one device, None asks the device."""
     sampling = config.sampling
     return plan_sampler(
         model,
@@ -52,7 +52,7 @@ def sampler_plan(
 
 
 def rollout_settings(config: RunConfig) -> SamplingSettings:
-    """How the rollouts of a stage are sampled."""
+    """Return the settings for sampling the rollouts of a stage."""
     return SamplingSettings(
         samples=config.batch.responses_per_prompt,
         max_tokens=config.sampling.max_response_tokens,
@@ -63,7 +63,7 @@ def rollout_settings(config: RunConfig) -> SamplingSettings:
 
 
 def evaluation_settings(config: RunConfig) -> SamplingSettings:
-    """How responses to held-out problems are sampled during a run."""
+    """Return the settings for sampling responses to held-out problems during a run."""
     return SamplingSettings(
         samples=config.evaluation.samples,
         max_tokens=config.sampling.max_response_tokens,

@@ -1,4 +1,4 @@
-"""The model of a run's checkpoint: load it, or export it as a Hugging Face folder."""
+"""Load the model in a run's checkpoint, or export the model as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from mugrpo_jax.training import CheckpointStore
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether a path is the folder of a run."""
+    """Return whether a path is the folder of a run."""
     return (Path(path) / "config.yaml").is_file()
 
 
 def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -> int:
-    """The step of a checkpoint: after `step` updates, the best by held-out accuracy, or the newest."""
+    """Return the step of a kept checkpoint: `step`, or the best by held-out accuracy, or the newest."""
     if not (run / "checkpoints").is_dir():
         raise ConfigError(f"{run}: no checkpoint yet")
     store = CheckpointStore(run / "checkpoints")
@@ -41,7 +41,7 @@ def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -
 
 
 def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
-    """The model of a run at one of its checkpoints, on the default device."""
+    """Load the model in a run's checkpoint to the default device; `dtype` None keeps float32."""
     config = read_config(run)
     shape = run_model_shape(config)
     model, abstract = models.abstract(shape)
@@ -64,7 +64,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
 def export(
     run: Path, out: Path, *, step: int | None = None, best: bool = False, dtype: str | None = None
 ) -> None:
-    """Write a run's checkpoint as a Hugging Face folder."""
+    """Write the model in a run's checkpoint as a Hugging Face folder; `checkpoint_step` chooses it."""
     read_config(run)
     model = trained_model(run, checkpoint_step(run, step=step, best=best))
     huggingface.save_huggingface(
