@@ -128,12 +128,7 @@ def _model_path(name: str | Path, *files: str) -> Path:
 
 
 def tiny_model(
-    tokenizer: Tokenizer,
-    *,
-    dtype: Any = None,
-    mesh: Mesh | None = None,
-    seed: int = 0,
-    **shape: Any,
+    tokenizer: Tokenizer, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0, **shape: Any
 ) -> LoadedModel:
     """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
