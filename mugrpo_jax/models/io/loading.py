@@ -30,13 +30,9 @@ _WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its tokenizer.
+    """A model with its parameters and tokenizer.
 
-    Attributes:
-      model: the decoder.
-      params: its parameters.
-      tokenizer: text to tokens and back.
-      source: the Hugging Face folder it came from, whose files `save_huggingface` copies; else None.
+    `source` is the Hugging Face folder of the model, whose files `save_huggingface` copies, or None.
     """
 
     model: Decoder
