@@ -1,7 +1,7 @@
-"""One function for causal attention: XLA (the reference), cuDNN on GPU, splash attention on TPU.
+"""Compute causal attention with one of three back ends: XLA (the reference), cuDNN (GPU), splash (TPU).
 
-Rows are right-padded, so the causal mask alone hides padding from real tokens: training and prefill need no
-other mask. Decoding passes the number of filled cache entries of each row instead.
+Rows are right-padded, so the causal mask alone hides padding from real tokens. Training and prefill therefore
+need no other mask. Decoding passes the number of filled KV cache entries of each row instead.
 """
 
 from typing import Any, Literal
@@ -25,19 +25,17 @@ def attention(
     rows: jax.Array | None = None,
     backend: Backend = "auto",
 ) -> jax.Array:
-    """Scaled dot-product attention with grouped heads.
+    """Compute scaled dot-product attention with grouped heads; the result is `[B, T, heads, head_dim]`.
 
     Args:
       q: queries `[B, T, heads, head_dim]`.
       k: keys `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
-      v: values, as `k`.
-      lengths: filled cache entries per row `[B]` for decoding (`T == 1`); None means causal self-attention.
-      rows: number of tokens of each row `[B]` in causal self-attention, if known. Positions behind them may
-        be skipped, and their result is undefined.
-      backend: `auto` chooses the best one for the platform (`resolve_backend`).
-
-    Returns:
-      `[B, T, heads, head_dim]`.
+      v: values, with the shape of `k`.
+      lengths: number of filled KV cache entries in each row `[B]`, for decoding (`T == 1`). None means causal
+        self-attention.
+      rows: number of real tokens in each row `[B]`, for causal self-attention. The result at padding is then
+        undefined, because cuDNN skips padding. None computes every position.
+      backend: the implementation. `auto` chooses the best implementation for the platform.
     """
     backend = resolve_backend(backend, q.dtype, decode=lengths is not None)
     if lengths is not None:
@@ -51,7 +49,7 @@ def attention(
 
 
 def resolve_backend(backend: Backend, dtype: jnp.dtype, *, decode: bool = False) -> Backend:
-    """The back end that `auto` means on the platform that we compile for."""
+    """Return `backend`, or for `auto` the best back end for `dtype` on the platform that we compile for."""
     if backend not in ("auto", "xla", "cudnn", "splash"):
         raise ValueError(f"attention: unknown backend {backend!r}; possible: auto, xla, cudnn, splash")
     if backend != "auto":
@@ -65,7 +63,7 @@ def resolve_backend(backend: Backend, dtype: jnp.dtype, *, decode: bool = False)
 
 
 def _target_platform() -> str:
-    """`gpu`, `tpu` or `cpu`: the platform of the current mesh if one is set, else of the default device."""
+    """Return `gpu`, `tpu` or `cpu`, from the current mesh or, without a mesh, from the default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         return jax.default_backend()
@@ -74,25 +72,19 @@ def _target_platform() -> str:
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, rows: jax.Array | None) -> jax.Array:
-    # The length must be a multiple of 128. The causal mask hides padding on the right from real tokens.
+    # cuDNN needs a length that is a multiple of 128. The causal mask hides the padding from real tokens.
     length = q.shape[1]
     pad = -length % _LANES
     if pad:
         q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
     out = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        is_causal=True,
-        query_seq_lengths=rows,
-        key_value_seq_lengths=rows,
-        implementation="cudnn",
+        q, k, v, is_causal=True, query_seq_lengths=rows, key_value_seq_lengths=rows, implementation="cudnn"
     )
     return out[:, :length]
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Splash attention with one kernel call per device, because Pallas kernels are not partitioned by XLA."""
+    """Call the splash kernel on each device (`shard_map`), because XLA does not partition Pallas kernels."""
     mesh = current_mesh()
     if mesh is None:
         return _splash_local(q, k, v)
@@ -120,15 +112,8 @@ def _splash_kernel(heads: int, length: int) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     block = next(size for size in (512, 256, 128) if length % size == 0)
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=block,
-        block_q_dq=block,
-        block_kv_dq=block,
-    )
+    names = "q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"
+    blocks: dict[str, Any] = {f"block_{name}": block for name in names}
+    sizes = splash.BlockSizes(**blocks)
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
     return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)

@@ -1,4 +1,4 @@
-"""Prefill and decode as pure functions over an explicit key-value cache, which the sampler owns."""
+"""Prefill and decode as pure functions: they receive parameters and a KV cache, and return a new KV cache."""
 
 import dataclasses
 from typing import Any
@@ -18,13 +18,13 @@ from mugrpo_jax.models.weights import Params
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values of every row so far.
+    """A KV cache for B rows with room for S tokens each.
 
     Attributes:
-      keys: one array per layer, `[B, S, kv_heads, head_dim]`, rotated. The layers are separate arrays,
-        because slicing a stacked cache in a decode loop would copy it.
-      values: as `keys`.
-      lengths: `[B]` int32, how many entries of each row are filled. Later entries are never read.
+      keys: one array `[B, S, kv_heads, head_dim]` per layer, with RoPE applied. The layers are separate
+        arrays, because slicing a stacked cache in a decode loop would copy the cache.
+      values: one array per layer, with the shape of the keys.
+      lengths: `[B]` int32, the number of filled entries in each row. Attention ignores all later entries.
     """
 
     keys: tuple[jax.Array, ...]
@@ -33,35 +33,30 @@ class Cache:
 
 
 def empty_cache(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> Cache:
-    """A cache of zeros with room for `length` tokens in each of `rows` rows."""
+    """Return a KV cache of zeros with room for `length` tokens in each of `rows` rows."""
     shape = (rows, length, config.num_kv_heads, config.head_dim)
-    layers = range(config.num_layers)
-    return Cache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        values=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        lengths=jnp.zeros(rows, jnp.int32),
-    )
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2))
+    return Cache(keys, values, lengths=jnp.zeros(rows, jnp.int32))
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> int:
-    """Size of `empty_cache` with these arguments."""
+    """Return how many bytes the keys and values of `empty_cache` take with these arguments."""
     entry = config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
     return 2 * config.num_layers * rows * length * entry
 
 
 def decode_params(params: Params, *, fuse: bool = False) -> Params:
-    """The same parameters with the layers as a list of trees, as `prefill` and `decode_step` need them.
+    """Convert parameters for `prefill` and `decode_step`: the stacked layers become a list of trees.
 
-    This is done once per generation phase, so that the decode loop does not slice stacked weights at every
-    step. With `fuse`, matrices that multiply the same input are joined (`decoder.fuse`); a mesh with `tensor`
-    cannot use that.
+    Call this function once per generation phase, so that the decode loop does not slice stacked weights in
+    every step. `fuse=True` also joins matrices with `decoder.fuse`, which needs a mesh with `tensor=1`.
     """
     layers = decoder.unstack(params["layers"])
     return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
 
 
 def decode_weights(model: Decoder, *, fuse: bool = False) -> Any:
-    """The declaration of each weight that `decode_params` returns."""
+    """Return the `Weight` of each parameter that `decode_params` returns, in a tree with the same keys."""
     layer = decoder.layer_weights(model.config, fused=fuse)
     return {**model.weights(), "layers": [layer] * model.config.num_layers}
 
@@ -69,17 +64,10 @@ def decode_weights(model: Decoder, *, fuse: bool = False) -> Any:
 def prefill(
     model: Decoder, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
 ) -> tuple[jax.Array, Cache]:
-    """Run right-padded prompts through the model.
+    """Run right-padded prompts `tokens [B, T]` through the model.
 
-    Args:
-      model: the decoder.
-      params: from `decode_params`.
-      tokens: prompts `[B, T]`.
-      lengths: their lengths `[B]`, each at least 1.
-      backend: attention back end.
-
-    Returns:
-      float32 logits `[B, V]` for the token after each prompt, and a cache with `S == T`.
+    `params` come from `decode_params`, and `lengths [B]` are the lengths of the prompts, each at least 1.
+    Return float32 logits `[B, V]` for the token after each prompt, and a KV cache with `S == T`.
     """
     config = model.config
     rope = rotation(config, jnp.arange(tokens.shape[1])[None])
@@ -107,19 +95,12 @@ def decode_step(
     read: int | None = None,
     backend: Backend = "auto",
 ) -> tuple[jax.Array, Cache]:
-    """Append one token to every row.
+    """Append one token to every row of the KV cache and compute the logits for the token after it.
 
-    Args:
-      model: the decoder.
-      params: from `decode_params`.
-      cache: the rows so far; donate it, so that it is updated in place.
-      tokens: the next token of each row `[B]`; its position is `cache.lengths`.
-      read: attend to the first `read` cache entries only; later entries are not read from memory. The caller
-        ensures `length < read` for every row whose result is used.
-      backend: attention back end.
-
-    Returns:
-      float32 logits `[B, V]` for the token after it, and the cache with one more entry in every row.
+    `params` come from `decode_params`. `tokens [B]` are the appended tokens, at positions `cache.lengths`.
+    Donate `cache` to `jax.jit`, so that it is updated in place. With `read`, attention loads only the first
+    `read` entries of each row from memory. The caller then ensures that `cache.lengths` is less than `read`
+    in every row whose result is used. Return float32 logits `[B, V]` and the new KV cache.
     """
     config = model.config
     rows = jnp.arange(tokens.shape[0])

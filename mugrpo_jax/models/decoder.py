@@ -1,7 +1,7 @@
-"""The decoder: Llama 3.x, Qwen2/2.5 and Qwen3 are one architecture with a few switches.
+"""One decoder for Llama 3.x, Qwen2/2.5 and Qwen3, which differ only in a few options of `ModelConfig`.
 
-The weights of all layers are stacked, `[layers, ...]`. Training scans over the layers, decoding unrolls them,
-and both read the same nested dict of parameters:
+The weights of all layers are stacked in arrays `[layers, ...]`. Training scans over the layers, decoding
+unrolls them, and both use the same nested dict of parameters:
 
     model, params = decoder.create(config, seed=0)
     hidden = model.hidden(params, tokens)
@@ -25,7 +25,7 @@ from mugrpo_jax.models.weights import Model, Params, Remat, Weight, Weights, abs
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-# Weights that multiply the same input and that `fuse` joins, by the name of the joined weight.
+# Name of a joined weight -> the weights that `fuse` joins, because they multiply the same input.
 _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -35,15 +35,12 @@ _REMAT_POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A causal language model: embedding, stacked layers, final norm, tied or untied head.
-
-    It holds no arrays, so it is a static argument of compiled programs.
-    """
+    """A causal language model. It holds no arrays, so that it can be a static argument of `jax.jit`."""
 
     config: ModelConfig
 
     def weights(self) -> Weights:
-        """The declaration of every weight; those of the layers are stacked, `[layers, ...]`."""
+        """Declare every weight. The weights of all layers are stacked in arrays `[layers, ...]`."""
         config = self.config
         layers = {
             name: dataclasses.replace(
@@ -65,7 +62,7 @@ class Decoder:
         scan: bool = True,
         backend: Backend = "auto",
     ) -> jax.Array:
-        """Final hidden states `[B, T, D]` of right-padded rows `tokens [B, T]`, or of packed ones."""
+        """Return the final hidden states `[B, T, D]` of `tokens [B, T]`; see `Model.hidden`."""
         if remat not in ("none", *_REMAT_POLICIES):
             raise ValueError(f"remat: unknown policy {remat!r}; possible: none, dots, full")
         positions = jnp.arange(tokens.shape[1])[None] if packing is None else packing.positions
@@ -89,12 +86,12 @@ class Decoder:
         return rms_norm(x, params["norm"], self.config.norm_eps)
 
     def head_matrix(self, params: Params) -> jax.Array:
-        """The output embedding `[V, D]`: logits are `hidden @ head_matrix.T`."""
+        """Return the output embedding `[V, D]`, with which logits are `hidden @ head_matrix.T`."""
         return params["embed"] if self.config.tie_embeddings else params["head"]
 
 
 def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weight]:
-    """The declaration of one layer's weights, plain or as `fuse` joins them."""
+    """Declare the weights of one layer; `fused=True` declares the weights that `fuse` returns."""
     d, mlp = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     residual = 0.02 * (2 * config.num_layers) ** -0.5  # each layer adds two branches to the residual stream
@@ -110,11 +107,7 @@ def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weig
         "down": _matrix(mlp, d, "mlp", "embed", std=residual),
     }
     if config.qkv_bias:
-        table |= {
-            "q_bias": _bias(q, "heads"),
-            "k_bias": _bias(kv, "kv_heads"),
-            "v_bias": _bias(kv, "kv_heads"),
-        }
+        table |= {"q_bias": _bias(q, "heads")} | dict.fromkeys(("k_bias", "v_bias"), _bias(kv, "kv_heads"))
     if config.qk_norm:
         table |= {"q_norm": _norm(config.head_dim), "k_norm": _norm(config.head_dim)}
     if fused:
@@ -137,8 +130,8 @@ def _bias(width: int, axis: str) -> Weight:
 
 
 def embed_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Input vectors `[B, T, D]` from the embedding `[V, D]`."""
-    # Gather the width first: a lookup of partial rows would have to be resharded from width to batch.
+    """Look up `tokens [B, T]` in the embedding `table [V, D]`; the result is `[B, T, D]`."""
+    # All-gather the width before the lookup, because afterwards the result would have to be resharded.
     table = constrain(table, "vocab", None)
     return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
 
@@ -146,15 +139,14 @@ def embed_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
 def apply_layer(
     config: ModelConfig, w: Params, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend
 ) -> jax.Array:
-    """One layer on `x [B, T, D]` with the weights `w`, plain or from `fuse`.
+    """Compute one layer on `x [B, T, D]` with the layer's weights `w`, which may come from `fuse`.
 
-    `attend(q, k, v) -> [B, T, heads, head_dim]` decides where keys and values are kept.
+    `rope` comes from `rotation`. `attend(q, k, v)` returns the attention output `[B, T, heads, head_dim]`;
+    with a KV cache, `attend` also stores the keys and values.
     """
     h = rms_norm(x, w["attn_norm"], config.norm_eps)
-    widths = [
-        heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    ]
-    q, k, v = _project(h, w, "qkv", widths)
+    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q, k, v = _project(h, w, "qkv", [q_width, kv_width, kv_width])
     if config.qkv_bias:
         q, k, v = q + w["q_bias"], k + w["k_bias"], v + w["v_bias"]
     q, k, v = (y.reshape(*y.shape[:-1], -1, config.head_dim) for y in (q, k, v))
@@ -174,10 +166,10 @@ def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Arra
 
 
 def fuse(w: Params) -> Params:
-    """A layer's weights with the matrices that multiply the same input joined: fewer, wider products.
+    """Join the matrices of a layer that multiply the same input, so that there are fewer, wider products.
 
-    For decoding only. In training, joining the gradients of the parts again would cost as much time as the
-    wider products save. With a `tensor` axis the parts cannot be joined.
+    This is for decoding only, because in training the extra copies would cost as much time as the wider
+    products save. It needs `tensor=1`, because `tensor` splits the axis along which matrices are joined.
     """
     joined = {name: jnp.concatenate([w[part] for part in parts], axis=-1) for name, parts in _FUSED.items()}
     parts = {part for parts in _FUSED.values() for part in parts}
@@ -185,44 +177,40 @@ def fuse(w: Params) -> Params:
 
 
 def _project(h: jax.Array, w: Params, fused: str, widths: Sequence[int]) -> Sequence[jax.Array]:
-    """Products of `h` with each part of a fused weight, as one product if the parts are joined."""
+    """Multiply `h` with each part of the weight `fused`, in one product if `w` holds the joined matrix."""
     if fused not in w:
         return [h @ w[name] for name in _FUSED[fused]]
     return jnp.split(h @ w[fused], np.cumsum(widths)[:-1], axis=-1)
 
 
 def create(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:
-    """A decoder and random parameters for it."""
+    """Return a decoder and random parameters for it."""
     model = Decoder(config)
     return model, random_params(model, seed=seed, dtype=dtype)
 
 
 def abstract(config: ModelConfig, *, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:
-    """As `create`, with shapes in place of arrays: nothing is allocated."""
+    """Return a decoder and its parameters as `jax.ShapeDtypeStruct`, so that nothing is allocated."""
     model = Decoder(config)
     return model, abstract_params(model, dtype=dtype)
 
 
 def unstack(stacked: Params) -> list[Params]:
-    """The stacked layers as a list of single-layer trees."""
-    # One split instead of one slice per layer: its gradient is one concatenation, not a sum of padded arrays.
+    """Split the stacked layers into a list with one tree of weights per layer."""
+    # We split instead of slicing, because the gradient of a split is a cheap concatenation.
     leaves, tree = jax.tree.flatten(stacked)
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
     return [jax.tree.unflatten(tree, layer) for layer in zip(*parts)]
 
 
 def logits(model: Model, params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Full float32 logits `[B, T, V]`, for tests and small models; losses use `token_logprobs`."""
-    return jnp.einsum(
-        "btd,vd->btv",
-        model.hidden(params, tokens, **options),
-        model.head_matrix(params),
-        preferred_element_type=jnp.float32,
-    )
+    """Return all float32 logits `[B, T, V]`, for tests and small models. Losses use `token_logprobs`."""
+    hidden, head = model.hidden(params, tokens, **options), model.head_matrix(params)
+    return jnp.einsum("btd,vd->btv", hidden, head, preferred_element_type=jnp.float32)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square normalisation, in float32 up to the final scaling."""
+    """Apply root-mean-square normalisation in float32, then multiply by `weight` in the dtype of `x`."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return weight * (wide * scale).astype(x.dtype)

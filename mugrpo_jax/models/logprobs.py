@@ -1,15 +1,16 @@
-"""Token log-probabilities from hidden states, in chunks, with a hand-written gradient.
+"""Compute token log-probs from hidden states in chunks of positions, with a hand-written gradient.
 
 The forward and the backward pass hold the logits of one chunk at a time, so no `[B, T, V]` array ever exists.
-The result is log-probs, not a loss, so every objective can use it. The caller can leave out positions, such
-as those of prompts: they are sorted behind the wanted ones, and their chunks are not computed.
+The result is log-probs and not a loss, so that every objective can use it. The mask `wanted` is True at the
+positions whose log-prob is needed, for example at response tokens. The wanted positions are sorted to the
+front, so that the last chunks have no wanted position and are not computed.
 
-For one position with logits `z = h W^T / temperature`, target `y` and cotangents `g` (of the log-prob) and
-`e` (of the entropy `H`):
+At one position, let `z = h W^T / temperature` be the logits, `p = softmax(z)`, `H` the entropy of `p`, and
+`y` the target token. For each token `v` of the vocabulary:
 
-    d log p(y) / dz_v = 1[v = y] - p_v           d H / dz_v = -p_v (log p_v + H)
+    d log p_y / dz_v = 1[v = y] - p_v           d H / dz_v = -p_v (log p_v + H)
 
-The backward pass computes the `p` of each chunk again, from the saved log-normaliser.
+The backward pass computes the `p` of each chunk again, from the saved normaliser `log(sum_v exp(z_v))`.
 """
 
 import functools
@@ -25,9 +26,9 @@ from mugrpo_jax.models.row_packing import Packing
 from mugrpo_jax.models.sharding import RULES, current_mesh
 from mugrpo_jax.models.weights import Model, Params
 
-CHUNK_LOGITS = 1 << 28  # the most float32 logits in one chunk of the default size: 1 GiB
-# If positions can be left out, a chunk has an eighth of them, so that few unwanted ones are computed. It has
-# at least 2048, because each chunk reads and writes the gradient of the whole head.
+CHUNK_LOGITS = 1 << 28  # the maximum number of float32 logits in a chunk of the default size: 1 GiB
+# With a mask, a chunk has one eighth of the positions, so that few unwanted positions are computed, but
+# at least 2048 positions, because each chunk reads and writes the gradient of the whole head.
 _SKIPPABLE_CHUNKS, _MIN_CHUNK = 8, 2048
 
 
@@ -43,27 +44,27 @@ def token_logprobs(
     chunk: int | None = None,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Log-prob of every token given those before it.
+    """Compute the log-prob of every token given the tokens before it.
 
     Args:
-      model: the model.
-      params: its parameters.
-      tokens: right-padded rows `[B, T]`, or packed ones `[P, N]`.
-      packing: where the tokens of packed rows stand in the padded rows `[B, T]` of the result.
-      wanted: `[B, T]`, non-zero where the log-prob is needed, such as on response tokens. At other positions
-        the head is not computed and the result is undefined. None means that all are needed.
-      temperature: divides the logits; use the temperature at which the tokens were sampled.
-      entropy: also return the entropy of the distribution that each token was drawn from.
-      chunk: how many positions have logits at one time; None derives it from `CHUNK_LOGITS`.
-      **options: passed to `hidden` (`remat`, `scan`, `backend`).
+      model: the model, which computes the hidden states.
+      params: the parameters of the model.
+      tokens: right-padded rows `[B, T]`, or packed rows `[P, N]` if `packing` is given.
+      packing: maps the packed rows to the padded rows `[B, T]` of the result.
+      wanted: `[B, T]`, non-zero where the log-prob is needed, for example on response tokens. The result is
+        undefined at all other positions. None means that every log-prob is needed.
+      temperature: the logits are divided by it. Use the temperature at which the tokens were sampled.
+      entropy: whether to return also the entropy of the distribution from which each token was sampled.
+      chunk: the number of positions in a chunk. None derives it from `CHUNK_LOGITS`.
+      **options: `remat`, `scan` and `backend` of `Model.hidden`.
 
     Returns:
-      `logp [B, T]` in float32 and the entropy `[B, T]` or None. `logp[:, 0]` is 0: nothing precedes it.
+      `logp [B, T]` in float32, and the entropy `[B, T]` or None. `logp[:, 0]` is 0.
     """
     hidden = model.hidden(params, tokens, packing=packing, **options)
     if wanted is not None:
         wanted = (wanted if packing is None else packing.pack(jnp.asarray(wanted))) != 0
-        # The log-prob of a token is computed at the position before it.
+        # The log-prob of a token is computed at the position before the token.
         wanted = jnp.pad(wanted[:, 1:], ((0, 0), (0, 1)))
     logp, ent = logprobs_from_hidden(
         hidden,
@@ -87,9 +88,10 @@ def logprobs_from_hidden(
     entropy: bool = False,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Log-prob of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`, and its entropy if asked.
+    """Compute the log-probs of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`.
 
-    Where `wanted [B, T]` is False the result is undefined.
+    Return also the entropy of the softmax, or None if `entropy` is False. `wanted [B, T]` is True where the
+    result is needed; at other positions the result is undefined.
 
     >>> hidden, head = jnp.ones((1, 2, 3)), jnp.zeros((5, 3))
     >>> logp, ent = logprobs_from_hidden(hidden, head, jnp.zeros((1, 2), int), entropy=True)
@@ -99,7 +101,7 @@ def logprobs_from_hidden(
     tokens = hidden.shape[0] * hidden.shape[1] // _batch_devices()
     chunk = chunk or _default_chunk(tokens, head.shape[0], all_wanted=wanted is None)
     if chunk >= tokens:
-        wanted = None  # a single chunk cannot be left out
+        wanted = None  # a single chunk is always computed
     logp, ent = _logprobs(_Settings(float(temperature), entropy, chunk), hidden, head, targets, wanted)
     return logp, ent if entropy else None
 
@@ -115,17 +117,17 @@ def _batch_devices() -> int:
 
 
 def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
-    """Move each value from the position before a token to the token itself."""
+    """Unpack `x` and move each value from the position before a token to the token itself."""
     x = jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
     if packing is None:
         return x
     x = packing.unpack(x)
-    # The first token of a row got the value of another row, which stands before it in the packed row.
+    # In a packed row, the first token of a row got its value from the row before, so we set it to 0.
     return jnp.where(jnp.arange(x.shape[1]) > 0, x, 0.0)
 
 
 class _Settings(NamedTuple):
-    """The static settings of both passes."""
+    """The static settings of the forward and the backward pass."""
 
     temperature: float
     entropy: bool
@@ -165,10 +167,10 @@ _logprobs.defvjp(_forward, _backward)
 
 
 def _over_mesh(local: Any, *, in_specs: Any, out_specs: Any) -> Any:
-    """Run `local` on each device, on the device's own rows and its own slice of the vocabulary.
+    """Return a function that runs `local` on each device, with the device's rows and slice of the vocabulary.
 
-    The automatic partitioner would sum the gradient of the head over devices in every chunk. With
-    `shard_map` it is summed once, after the last chunk.
+    With `shard_map`, the gradient of the head is summed over devices once, after the last chunk. The
+    automatic partitioner of XLA would sum the gradient in every chunk.
     """
     mesh = current_mesh()
     if mesh is None:
@@ -261,7 +263,7 @@ def _backward_local(
 
 
 class _ChunkedPositions:
-    """The positions `[B, T]` of a device in chunks of equal size; the wanted positions come first."""
+    """Split the positions `[B, T]` of a device into chunks of equal size, with the wanted positions first."""
 
     def __init__(
         self, shape: tuple[int, ...], wanted: jax.Array | None, max_size: int, sharded: bool
@@ -277,12 +279,12 @@ class _ChunkedPositions:
             needed = flat.sum()
             self._rank = jnp.where(flat, jnp.cumsum(flat) - 1, needed + jnp.cumsum(~flat) - 1)
             self._order = jnp.zeros_like(self._rank).at[self._rank].set(jnp.arange(tokens))
-            # All devices run the same number of steps: those that split the vocabulary sum in each step.
+            # All devices compute equally many chunks, because each chunk has sums over `tensor`.
             needed = jax.lax.pmax(needed, RULES["batch"]) if sharded else needed
             self.steps = -(-needed // self.size)
 
     def split(self, x: jax.Array) -> jax.Array:
-        """`[B, T, ...]` as `[count, size, ...]`, the tail padded with zeros."""
+        """Reorder `x [B, T, ...]` into chunks `[count, size, ...]`; the last chunk is padded with zeros."""
         flat = x.reshape(-1, *x.shape[2:])
         flat = flat if self._order is None else flat[self._order]
         tail = self.count * self.size - len(flat)
@@ -290,18 +292,18 @@ class _ChunkedPositions:
         return flat.reshape(self.count, self.size, *x.shape[2:])
 
     def merge(self, x: jax.Array) -> jax.Array:
-        """`[count, size, ...]` back to `[B, T, ...]`, in the original order."""
+        """Reorder chunks `[count, size, ...]` back to `[B, T, ...]`."""
         flat = x.reshape(-1, *x.shape[2:])
         flat = flat[: math.prod(self.shape)] if self._rank is None else flat[self._rank]
         return flat.reshape(*self.shape, *x.shape[2:])
 
     def zeros(self) -> jax.Array:
-        """A zero for each position, `[count, size]`."""
+        """Return zeros `[count, size]`, one for each position."""
         return jnp.zeros((self.count, self.size), jnp.float32)
 
     def loop(self, one: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
-        """Run `carry = one(i, carry)` for each chunk that has a wanted position."""
-        # The bound `count` is redundant; it gives the planner a static trip count.
+        """Compute `carry = one(i, carry)` for each chunk `i` with a wanted position; return the carry."""
+        # The second condition is redundant; `planning` reads the maximum number of iterations from it.
         return jax.lax.while_loop(
             lambda state: (state[0] < self.steps) & (state[0] < self.count),
             lambda state: (state[0] + 1, one(*state)),
@@ -315,17 +317,15 @@ def _chunk_logits(h: jax.Array, head: jax.Array, temperature: float) -> jax.Arra
 
 
 def _max_and_sum(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The largest logit of each row, and the sum of `exp(z - largest)` over the row."""
+    """Return the maximum of each row of `z`, and the sum of `exp(z - maximum)` over the row."""
     top = z.max(-1)
     return top, jnp.exp(z - top[:, None]).sum(-1)
 
 
 def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """As `_max_and_sum`, but reads the logits once. Faster where memory bandwidth is the limit."""
+    """Do the same as `_max_and_sum`, but read `z` only once, which is faster on a GPU."""
 
-    def combine(
-        a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
+    def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
         top = jnp.maximum(a[0], b[0])
         return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
 
@@ -335,7 +335,7 @@ def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _first_token(head: jax.Array, sharded: bool) -> jax.Array | int:
-    """The token id of the first head row on this device."""
+    """Return the token id of the first row of `head` on this device."""
     return jax.lax.axis_index("tensor") * head.shape[0] if sharded else 0
 
 

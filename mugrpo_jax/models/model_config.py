@@ -1,4 +1,4 @@
-"""The shape of a decoder: one frozen dataclass, read from a checkpoint's `config.json`."""
+"""The shape of a decoder, converted from and to the `config.json` of a Hugging Face folder."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's rule for stretching rotary frequencies to contexts longer than those of pre-training."""
+    """Llama 3's `rope_scaling`: it lowers rotary frequencies for contexts longer than in pre-training."""
 
     factor: float
     low_freq_factor: float
@@ -19,7 +19,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The architecture of a decoder; hashable, so that `Decoder` can be a static argument."""
+    """The sizes and options of a decoder. Hashable, so that a `Decoder` can be a static argument of jit."""
 
     vocab_size: int
     hidden_size: int
@@ -50,23 +50,18 @@ class ModelConfig:
 
     @property
     def num_params(self) -> int:
-        """Number of parameters, including embeddings; tied embeddings count once."""
-        d, h, k, hd, f = (
-            self.hidden_size,
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.intermediate_size,
-        )
+        """Return the number of parameters. Tied input and output embeddings are counted once."""
+        d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        h, k = self.num_heads, self.num_kv_heads
         layer = d * hd * (2 * h + 2 * k) + 3 * d * f + 2 * d
         layer += hd * (h + 2 * k) * self.qkv_bias + 2 * hd * self.qk_norm
         return self.num_layers * layer + d + self.vocab_size * d * (1 if self.tie_embeddings else 2)
 
 
 def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
-    """Translate a Hugging Face `config.json` of the Llama, Qwen2 or Qwen3 family.
+    """Convert the content of a Hugging Face `config.json` of a Llama, Qwen2 or Qwen3 model.
 
-    An option that the decoder cannot compute exactly is refused by its name.
+    An option that the decoder does not support raises a ValueError that starts with `source`.
 
     >>> hf = dict(architectures=["Qwen3ForCausalLM"], vocab_size=32, hidden_size=16, num_hidden_layers=2,
     ...           num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=24)
@@ -87,17 +82,8 @@ def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelC
         raise ValueError(f"{source}: mlp_bias is not supported")
     if config.get("attention_bias"):
         raise ValueError(f"{source}: attention_bias (which includes the output projection) is not supported")
-    missing = [
-        key
-        for key in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-        )
-        if key not in config
-    ]
+    needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    missing = [key for key in needed if key not in config]
     if missing:
         raise ValueError(f"{source}: missing key {missing[0]!r}")
     heads = config["num_attention_heads"]
@@ -121,7 +107,7 @@ def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelC
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` under which `transformers` loads a model of this shape."""
+    """Return the content of a `config.json` with which `transformers` loads a model of this shape."""
     family = "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias else "Llama"
     hf: dict[str, Any] = {
         "architectures": [f"{family}ForCausalLM"],
@@ -151,7 +137,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_hf(folder: Path) -> ModelConfig:
-    """Read `config.json` of a checkpoint folder."""
+    """Read the `config.json` in a Hugging Face folder."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())
@@ -175,7 +161,7 @@ def _family(config: Mapping[str, Any], source: str) -> str:
 
 
 def _rope(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_theta` + `rope_scaling` or the newer `rope_parameters`."""
+    """Return RoPE base and scaling, from `rope_theta` and `rope_scaling` or the newer `rope_parameters`."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))

@@ -1,16 +1,16 @@
-"""Packed rows without padding: all layers except attention compute real tokens only.
+"""Pack rows without padding, so that all layers except attention compute only real tokens.
 
 Norms, projections, MLP and head compute each token on its own, so the tokens of many rows can be stored one
 after the other in a few long rows. Only attention needs to know where a row starts. Queries, keys and values
-are therefore copied to right-padded rows before attention, and its result is packed again.
+are therefore copied to right-padded rows before attention, and the attention output is packed again.
 
     tokens of 3 rows [3, 4]        packed [1, 8]
     a b c .                        a b c d e f g .
     d e . .
     f g . .
 
-If the batch is split over several devices, each device has its own packed rows, made of its own rows.
-Packing then moves nothing between devices.
+Below, R padded rows of length T become P packed rows of length N, and R is a multiple of P. If the batch is
+split over devices, each device packs its own rows, so that packing moves nothing between devices.
 """
 
 import functools
@@ -21,16 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_Indices = tuple[jax.Array, jax.Array]
+
 
 class Packing(NamedTuple):
-    """Where tokens stand in `[R, T]` right-padded rows and in `[P, N]` packed ones; `R` is a multiple of `P`.
+    """Index arrays that copy tokens between right-padded rows `[R, T]` and packed rows `[P, N]`.
 
-    Packed row `p` holds the tokens of rows `p * R / P` up to `(p + 1) * R / P`, in order.
+    Each packed row holds the tokens of R / P consecutive padded rows.
 
     Attributes:
-      packed_from: `[P, N]` int32, `row * T + position` of each packed token, with `row` counted within its
-        packed row; `R / P * T`, which is out of range, where a packed row has no token.
-      padded_from: `[R, T]` int32, the place of each token in its packed row; `N`, out of range, on padding.
+      packed_from: `[P, N]` int32, the index `row * T + position` of each packed token among the R / P padded
+        rows of its packed row. The end of a packed row has no tokens and the out-of-range index `R / P * T`.
+      padded_from: `[R, T]` int32, the index of each token in its packed row. Padding has the index `N`.
     """
 
     packed_from: jax.Array | np.ndarray
@@ -38,26 +40,26 @@ class Packing(NamedTuple):
 
     @property
     def positions(self) -> jax.Array:
-        """`[P, N]`: position of each packed token in its own row."""
+        """Return the position of each packed token in its padded row, `[P, N]`."""
         return jnp.asarray(self.packed_from) % self.padded_from.shape[1]
 
     @property
     def lengths(self) -> jax.Array:
-        """`[R]`: tokens of each row."""
+        """Return the number of tokens in each padded row, `[R]`."""
         return (jnp.asarray(self.padded_from) < self.packed_from.shape[1]).sum(1)
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """`[R, T, ...]` to `[P, N, ...]`; zeros where a packed row has no token."""
+        """Copy padded rows `[R, T, ...]` to packed rows `[P, N, ...]`, with zeros where there is no token."""
         groups = len(self.packed_from)
         return _gather(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat())
 
     def unpack(self, x: jax.Array) -> jax.Array:
-        """`[P, N, ...]` to `[R, T, ...]`; zeros on padding."""
+        """Copy packed rows `[P, N, ...]` to padded rows `[R, T, ...]`, with zeros on padding."""
         rows, width = self.padded_from.shape
         return _gather(x, self._flat(), self.packed_from).reshape(rows, width, *x.shape[2:])
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
-        """`unpack` for keys and values, which all queries of a row attend to."""
+        """Unpack keys or values. `SharedPacking` overrides this method, because their gradients differ."""
         return self.unpack(x)
 
     def _flat(self) -> jax.Array:
@@ -65,11 +67,11 @@ class Packing(NamedTuple):
 
 
 class SharedPacking(Packing):
-    """Packing in which rows with a common prefix, the responses to one prompt, store the prefix once.
+    """A packing that stores a common prefix of several rows once, such as the prompt of several responses.
 
-    `padded_from` then maps several rows (the *copies*) to one packed token, and `packed_from` maps this
-    token to the first of these rows. The attention output of a prefix token is the same in every row, so
-    only the first row's is used. All rows attend to its keys and values, so their gradients are summed.
+    A prefix token then has one packed index and a copy in each of these rows; `packed_from` points to the
+    copy in the first row. The attention output is the same for every copy, so `pack` takes the first copy.
+    Each row attends to its own copy of the keys and values, so the gradients of all copies are summed.
 
         prompt a b c, responses d e and f        packed: a b c d e c f
         a b c d e                                (the last token of the prompt is stored once per row,
@@ -77,14 +79,14 @@ class SharedPacking(Packing):
     """
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """`[R, T, ...]` to `[P, N, ...]`; a shared token takes the value of its first row."""
+        """Copy `[R, T, ...]` to packed rows `[P, N, ...]`. A shared token gets its first copy's value."""
         groups = len(self.packed_from)
         flat, packed = self._flat(), jnp.asarray(self.packed_from)
         own = jnp.where(_first_copies(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
         return _gather(x.reshape(groups, -1, *x.shape[2:]), packed, own)
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
-        """`[P, N, ...]` to `[R, T, ...]`; the gradient of a shared token is the sum over its copies."""
+        """Copy `[P, N, ...]` to `[R, T, ...]`. The gradient of a shared token is the sum over its copies."""
         rows, width = self.padded_from.shape
         flat = self._flat()
         return _gather_shared(x, flat, jnp.asarray(self.packed_from), width).reshape(
@@ -100,11 +102,11 @@ def plan_packing(
     groups: int = 1,
     shared: Sequence[int] | None = None,
 ) -> Packing:
-    """Pack rows of `shape = (R, T)` with these lengths into `groups` packed rows of `tokens` each.
+    """Plan the packing of `R` rows with these lengths; `shape` is `(R, T)`.
 
-    `shared` gives for each row how many of its first tokens equal those of the row before it; they are
-    packed once (`SharedPacking`). A row cannot share more tokens than the row before it shares, unless that
-    row shares none.
+    There are `groups` packed rows, each with room for `tokens` tokens. `shared[i]` is the number of first
+    tokens that row `i` has in common with row `i - 1`. These tokens are packed once (`SharedPacking`).
+    `shared[i]` must not be larger than `shared[i - 1]`, unless `shared[i - 1]` is 0.
 
     >>> packing = plan_packing([3, 2], (2, 4), tokens=6)
     >>> packing.packed_from.tolist(), packing.padded_from.tolist()
@@ -132,20 +134,16 @@ def plan_packing(
 
 @functools.partial(jax.custom_vjp)
 def _gather(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
-    """`x[g, there[g]]` with zeros out of range. `back` is the inverse, so the gradient is a gather too."""
+    """Gather `x[g, there[g]]`, with zeros for out-of-range indices. The gradient gathers with `back`."""
     take = functools.partial(jnp.take, axis=0, mode="fill", fill_value=0)
     return jax.vmap(take)(x, jnp.asarray(there))
 
 
-def _gather_forward(
-    x: jax.Array, there: jax.Array, back: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _gather_forward(x: jax.Array, there: jax.Array, back: jax.Array) -> tuple[jax.Array, _Indices]:
     return _gather(x, there, back), (there, back)
 
 
-def _gather_backward(
-    indices: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, None, None]:
+def _gather_backward(indices: _Indices, gradient: jax.Array) -> tuple[jax.Array, None, None]:
     there, back = indices
     return _gather(gradient, back, there), None, None
 
@@ -154,7 +152,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def _first_copies(padded_from: jax.Array, packed_from: jax.Array) -> jax.Array:
-    """For each padded position, the first one with the same packed token; out of range on padding."""
+    """For each padded index, return the index of its token's first copy; out of range on padding."""
     nowhere = padded_from.shape[1]
     return jax.vmap(lambda n, p: jnp.take(p, n, mode="fill", fill_value=nowhere))(padded_from, packed_from)
 
@@ -166,18 +164,18 @@ def _gather_shared(x: jax.Array, padded_from: jax.Array, packed_from: jax.Array,
 
 def _gather_shared_forward(
     x: jax.Array, padded_from: jax.Array, packed_from: jax.Array, width: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, _Indices]:
     return _gather_shared(x, padded_from, packed_from, width), (padded_from, packed_from)
 
 
 def _gather_shared_backward(
-    width: int, indices: tuple[jax.Array, jax.Array], gradient: jax.Array
+    width: int, indices: _Indices, gradient: jax.Array
 ) -> tuple[jax.Array, None, None]:
     padded_from, packed_from = indices
     first_copy = _first_copies(padded_from, packed_from)
     copies = (first_copy != jnp.arange(first_copy.shape[1])) & (padded_from < packed_from.shape[1])
-    # Rows that share a prefix share token 0, so its first row is the one that receives the sum. We sum with a
-    # matrix of zeros and ones, because scatter-add on a GPU has no fixed order.
+    # The sum goes to the first row with the prefix, which is the row of the first copy of token 0. We sum
+    # with a matrix of zeros and ones, because scatter-add on a GPU has no fixed order.
     first = first_copy.reshape(len(first_copy), -1, width)[:, :, 0] // width
     rows = jnp.arange(first.shape[1])
     adds = (first[:, None, :] == rows[:, None]) & (rows[:, None] != rows)

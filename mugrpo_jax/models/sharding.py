@@ -1,4 +1,7 @@
-"""The device mesh (`data`, `fsdp`, `tensor`), and which mesh axes split each logical axis of an array."""
+"""The device mesh with the axes `data`, `fsdp` and `tensor`, and the rules that shard arrays over it.
+
+Each axis of an array has a logical name such as `batch` or `heads`. `RULES` maps logical names to mesh axes.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +16,8 @@ from mugrpo_jax.models.model_config import ModelConfig
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. The batch is split over both data-parallel axes; parameters are split over
-# `fsdp` along the model width and over `tensor` along heads, MLP width and vocabulary.
+# Logical axis -> the mesh axes that split it, or None. The batch is split over both data-parallel axes.
+# Parameters are split over `fsdp` along the model width, over `tensor` along heads, MLP width and vocabulary.
 RULES: dict[str | None, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
     "embed": "fsdp",
@@ -28,7 +31,7 @@ RULES: dict[str | None, str | tuple[str, ...] | None] = {
 
 
 def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the three axes; one of the sizes may be -1 and takes all remaining devices.
+    """Make a mesh of `devices` (default: all). One size may be -1: that axis gets all remaining devices.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -53,12 +56,12 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
 
 
 def spec(*logical: str | None) -> P:
-    """Partition spec of an array whose axes have these logical names."""
+    """Return the `PartitionSpec` of an array whose axes have these logical names."""
     return P(*(RULES[name] for name in logical))
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
-    """Abstract arrays with shardings, for compilation or for restoring a checkpoint; nothing is allocated."""
+    """Add shardings to abstract arrays, as ahead-of-time compilation and checkpoint restore need them."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -67,24 +70,24 @@ def placed(shapes: Any, shardings: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch: its rows are split over the data-parallel axes."""
+    """Return the sharding that splits the rows of a batch over the mesh axes `data` and `fsdp`."""
     return NamedSharding(mesh, spec("batch"))
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`); otherwise do nothing."""
+    """Shard `x` by the logical names of its axes. Without a current mesh, return `x` unchanged."""
     mesh = current_mesh()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, spec(*logical))
 
 
 def current_mesh() -> Any | None:
-    """The current mesh of the trace, if it has our axes and more than one device."""
+    """Return the mesh set by `jax.set_mesh`, or None if it has other axes or only one device."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if tuple(mesh.axis_names) == MESH_AXES and mesh.size > 1 else None
 
 
 def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a mesh that does not divide the model; the error names the axis and the numbers."""
+    """Raise ValueError if the size of a mesh axis does not divide a model dimension that the axis splits."""
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     for axis, size, what, dimension in (
         ("fsdp", fsdp, "hidden_size", config.hidden_size),

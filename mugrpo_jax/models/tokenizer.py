@@ -1,4 +1,4 @@
-"""Text to tokens and back: Hugging Face tokenizers, and a character-level one for tiny models."""
+"""Convert text to token ids and back, with a Hugging Face tokenizer or with one token per character."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 Message = Mapping[str, str]
 
-# Tokenizer files of a Hugging Face folder; `char_tokenizer.json` is our own format.
+# The tokenizer files in a Hugging Face folder, and `char_tokenizer.json`, which `CharTokenizer` writes.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,12 +25,10 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer.
+    """The interface that every tokenizer implements.
 
-    Attributes:
-      vocab_size: number of token ids; the model has at least as many.
-      pad_id: fills rows on the right.
-      eos_ids: each of these ends a response.
+    `vocab_size` is the number of token ids. `pad_id` is the id that fills the right side of padded rows. A
+    response ends at the first token whose id is in `eos_ids`.
     """
 
     vocab_size: int
@@ -38,32 +36,38 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
-        """Tokens of `text`; `start` puts the beginning-of-text token first, if the model uses one."""
+        """Return the token ids of `text`; `start=True` puts the beginning-of-text token (if any) first."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of tokens, without control tokens."""
+        """Return the text of token ids, without special tokens such as end-of-text."""
         ...
 
     def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Messages (`role`, `content`) through the model's chat template."""
+        """Format messages (dicts with `role` and `content`) with the model's chat template.
+
+        With `add_generation_prompt`, the text ends where the assistant's next message starts.
+        """
         ...
 
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Tokens of `chat_text`."""
+        """Return the token ids of `chat_text` with the same arguments."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write files from which `transformers.AutoTokenizer` loads the same tokenizer."""
+        """Write files to `folder` from which `transformers.AutoTokenizer` loads the same tokenizer."""
         ...
 
 
 class HFTokenizer:
-    """A fast tokenizer of `transformers`."""
+    """A `Tokenizer` around a fast tokenizer from `transformers`.
+
+    `eos_ids` are more ids that end a response. `source` names the tokenizer in error messages.
+    """
 
     def __init__(self, fast: Any, *, eos_ids: Iterable[int] = (), source: str = "tokenizer") -> None:
         self._fast = fast
-        # Called directly: for one text, the wrappers of `transformers` cost more than the encoding.
+        # For one text, the Python wrappers of `transformers` would take longer than the encoding itself.
         self._backend = fast.backend_tokenizer
         self._source = source
         self._start = [i for i in fast.encode("", add_special_tokens=True) if i == fast.bos_token_id]
@@ -88,13 +92,8 @@ class HFTokenizer:
         """See `Tokenizer.chat_text`."""
         if self._fast.chat_template is None:
             raise ValueError(f"{self._source}: the tokenizer has no chat template; use plain text prompts")
-        return str(
-            self._fast.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        )
+        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        return str(self._fast.apply_chat_template([dict(message) for message in messages], **options))
 
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """See `Tokenizer.chat`."""
@@ -106,9 +105,9 @@ class HFTokenizer:
 
 
 class CharTokenizer:
-    """One token per character, for tiny models with random weights.
+    """A tokenizer with one token per character, for tiny models with random weights.
 
-    Ids: 0 pads, 1 ends a response, 2 begins a text, then the characters of `alphabet` in their order.
+    Id 0 is padding, 1 is end-of-text, 2 is beginning-of-text, and the characters of `alphabet` follow from 3.
 
     >>> tokenizer = CharTokenizer("0123456789+=")
     >>> tokenizer.encode("1+2=", start=True)
@@ -125,19 +124,17 @@ class CharTokenizer:
 
     def __init__(self, alphabet: str) -> None:
         twice = [char for char in alphabet if alphabet.count(char) > 1]
-        if not alphabet or twice:
-            raise ValueError(
-                f"CharTokenizer: alphabet must be distinct characters, got {twice[0]!r} twice"
-                if twice
-                else "CharTokenizer: alphabet is empty"
-            )
+        if twice:
+            raise ValueError(f"CharTokenizer: alphabet must be distinct characters, got {twice[0]!r} twice")
+        if not alphabet:
+            raise ValueError("CharTokenizer: alphabet is empty")
         self.alphabet = alphabet
         self.pad_id, self.eos_ids, self._bos = 0, frozenset({1}), 2
         self._ids = {char: 3 + i for i, char in enumerate(alphabet)}
         self.vocab_size = 3 + len(alphabet)
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
-        """See `Tokenizer.encode`; a character outside the alphabet is an error."""
+        """See `Tokenizer.encode`. A character that is not in the alphabet raises ValueError."""
         try:
             return [self._bos] * start + [self._ids[char] for char in text]
         except KeyError as error:
@@ -150,7 +147,7 @@ class CharTokenizer:
         return "".join(self.alphabet[i - 3] for i in ids if 3 <= i < self.vocab_size)
 
     def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The contents one after the other; the end token follows each message of the assistant."""
+        """See `Tokenizer.chat_text`. The template adds end-of-text after each assistant message."""
         ends = (self.EOS if message["role"] == "assistant" else "" for message in messages)
         return self.BOS + "".join(message["content"] + end for message, end in zip(messages, ends))
 
@@ -163,14 +160,14 @@ class CharTokenizer:
         return ids
 
     def save(self, folder: Path) -> None:
-        """Write `char_tokenizer.json`, and an equal fast tokenizer for `transformers`."""
+        """Write `char_tokenizer.json`, and the files of an equal tokenizer for `transformers`."""
         text = json.dumps({"alphabet": self.alphabet}, ensure_ascii=False)
         (folder / "char_tokenizer.json").write_text(text + "\n", encoding="utf-8")
         self._to_fast().save_pretrained(folder)
 
     @classmethod
     def load(cls, file: Path) -> "CharTokenizer":
-        """Read `char_tokenizer.json`."""
+        """Load the tokenizer that `save` wrote; `file` is the path of `char_tokenizer.json`."""
         try:
             return cls(json.loads(file.read_text(encoding="utf-8"))["alphabet"])
         except (ValueError, KeyError, TypeError) as error:
@@ -193,23 +190,22 @@ class CharTokenizer:
 
 
 def fast_tokenizer(backend: Any, **settings: Any) -> Any:
-    """A tokenizer of `transformers` around one of `tokenizers`."""
+    """Wrap a `tokenizers.Tokenizer` for `transformers`; `settings` go to `PreTrainedTokenizerFast`."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **settings)
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a model folder; local files only, never remote code."""
+    """Load the tokenizer in a model folder. Nothing is downloaded, and no code from the folder is run."""
     folder = Path(folder)
     if (folder / "char_tokenizer.json").is_file():
         return CharTokenizer.load(folder / "char_tokenizer.json")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder}: no tokenizer files; expected tokenizer.json")
     try:
-        fast = _tokenizer_class(folder).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        kind = _tokenizer_class(folder)
+        fast = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many types; tell the user the folder and the reason
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
@@ -217,21 +213,19 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """The class that `AutoTokenizer` would choose; asking `AutoTokenizer` would import torch."""
+    """Return the class that loads the tokenizer, if possible not `AutoTokenizer`, which imports torch."""
+    import transformers
+
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if own.is_file() and settings.is_file():
         named = json.loads(settings.read_text()).get("tokenizer_class")
         if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
+            return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    """The end-of-text ids in `generation_config.json`, or else in `config.json`."""
+    """Return the end-of-text ids in `generation_config.json` or, if that has none, in `config.json`."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if file.is_file():

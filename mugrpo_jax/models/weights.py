@@ -1,4 +1,4 @@
-"""What a model must offer to train here, and everything that follows from the table of its weights."""
+"""The interface of a model, and functions that make parameters and shardings from its declared weights."""
 
 import dataclasses
 import itertools
@@ -19,15 +19,15 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One weight of a model: its size, how it is split over devices, its first values, its weight decay.
+    """The declaration of one weight: its shape, sharding, weight decay and initial values.
 
     Attributes:
-      shape: sizes of its axes.
-      axes: the logical name of each axis, a key of `sharding.RULES`; an axis named None is never split. A
-        weight whose first axis is `layers` holds the values of all layers, one layer after the other.
-      decays: whether the optimizer's weight decay applies to it.
-      mean: of its random first values.
-      std: their standard deviation; with 0 all values are `mean`.
+      shape: the size of each axis.
+      axes: the logical name of each axis, a key of `sharding.RULES`. An axis with the name None is never
+        split. If the first axis is `layers`, the array stacks this weight of all layers.
+      decays: True if the optimizer applies weight decay to this weight.
+      mean: mean of the random initial values.
+      std: standard deviation of the initial values. With 0 all values are `mean`.
     """
 
     shape: tuple[int, ...]
@@ -49,19 +49,19 @@ Weights = Mapping[str, "Weight | Weights"]
 
 
 class Model(Protocol):
-    """A language model that can train here: a hashable object with these three methods.
+    """A language model that can be trained here: a hashable object with the three methods below.
 
-    The object holds no arrays. It is a static argument of the compiled programs, and its parameters are a
-    nested dict that every method receives. `Decoder` is such a model. To train another one, write a frozen
-    dataclass with the same methods. An NNX module fits as well: keep its graph definition in the dataclass,
-    and call `nnx.merge(self.graphdef, params)` in `hidden` and `head_matrix`.
+    The object holds no arrays, because it is a static argument of compiled programs. The parameters are a
+    separate nested dict. `Decoder` is such a model. To train another model, write a frozen dataclass with the
+    same methods. To train a Flax NNX module, keep its graph definition in the dataclass, and call
+    `nnx.merge(self.graphdef, params)` in `hidden` and `head_matrix`.
     """
 
     def weights(self) -> Weights:
-        """A `Weight` for each parameter, in nested dicts with the names of the parameters.
+        """Return a `Weight` for each parameter, in nested dicts with the keys of the parameters.
 
-        Shardings of parameters and optimizer state, and the optimizer's weight decay, are read from here. A
-        parameter that is not declared here is refused.
+        The shardings and the optimizer's weight decay follow from these declarations, so every parameter
+        must be declared.
         """
         ...
 
@@ -75,30 +75,31 @@ class Model(Protocol):
         scan: bool = True,
         backend: Backend = "auto",
     ) -> jax.Array:
-        """Final hidden states `[B, T, D]` of `tokens [B, T]`.
+        """Return the final hidden states `[B, T, D]` of `tokens [B, T]`, where D is the model width.
 
         Args:
           params: the parameters.
           tokens: right-padded rows, or packed rows if `packing` is given.
-          packing: where the tokens of packed rows stand in the padded rows. Training packs its rows.
-          remat: which activations the backward pass computes again: none, all but matrix products, all.
-          scan: whether to scan over the layers (one compiled layer) or to unroll them.
-          backend: attention back end.
+          packing: maps packed rows to padded rows, for attention. Training uses packed rows.
+          remat: which activations the backward pass computes again: `none`, `full` (all), or `dots` (all
+            except the results of matrix products).
+          scan: True scans over the layers, so that one layer is compiled. False unrolls the layers.
+          backend: the implementation of attention.
         """
         ...
 
     def head_matrix(self, params: Params) -> jax.Array:
-        """The output embedding `[V, D]`: logits are `hidden @ head_matrix.T`."""
+        """Return the output embedding `[V, D]`, with which logits are `hidden @ head_matrix.T`."""
         ...
 
 
 def random_params(model: Model, *, seed: int = 0, dtype: Any = jnp.float32) -> Params:
-    """Random parameters, as the table of weights declares them."""
+    """Draw random parameters with the mean and standard deviation that the model declares."""
     return cast(_random(model.weights(), jax.random.key(seed)), dtype)
 
 
 def _random(weights: Weights, key: jax.Array) -> Params:
-    """Parameters for a table. Its entries get keys in their order; constant weights use no key."""
+    """Draw the parameters of a table. Entry `i` uses the number `i` for its PRNG key; constants use none."""
     number = itertools.count()
     params: Params = {}
     for name, entry in weights.items():
@@ -122,21 +123,21 @@ def _normal(weight: Weight, key: jax.Array, number: int) -> jax.Array:
 
 
 def abstract_params(model: Model, *, dtype: Any = jnp.float32) -> Params:
-    """The shapes of a model's parameters; nothing is allocated."""
+    """Return the parameters as `jax.ShapeDtypeStruct`, so that nothing is allocated."""
     return jax.tree.map(lambda weight: jax.ShapeDtypeStruct(weight.shape, dtype), model.weights())
 
 
 def cast(params: Params, dtype: Any) -> Params:
-    """Parameters in another dtype; those that have it already are returned as they are."""
+    """Convert parameters to `dtype`. A parameter that already has this dtype is not copied."""
     return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), params)
 
 
 def param_sharding(mesh: Mesh, model: Model, params: Any) -> Any:
-    """Shardings of a (possibly abstract) tree of parameters, or of a tree that contains such trees.
+    """Return the sharding of each leaf of `params`, which can be parameters or an optimizer state.
 
-    An optimizer state contains such trees: its moments have the names of the parameters. A leaf whose path
-    ends with the path of a weight is split like the weight. Scalars are copied to every device. Any other
-    leaf is an error.
+    A leaf whose path ends with the path of a weight is sharded like this weight; the moments in an optimizer
+    state have such paths. Scalars are copied to every device. Any other leaf raises ValueError. Leaves may be
+    abstract.
     """
     declared = {_names(path): weight for path, weight in jax.tree.leaves_with_path(model.weights())}
 
@@ -159,5 +160,5 @@ def param_sharding(mesh: Mesh, model: Model, params: Any) -> Any:
 
 
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The dict keys of a path; the fields and indices of an optimizer state have none."""
+    """Return the dict keys of a path, and "" for each entry that is not a dict key."""
     return tuple(getattr(entry, "key", "") for entry in path)

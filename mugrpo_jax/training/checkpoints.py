@@ -29,12 +29,11 @@ class Cursor:
 
 
 class CheckpointStore:
-    """Saves checkpoints in the background, keeps the newest and the best, restores them onto any mesh."""
+    """A folder of checkpoints, saved in the background. Without `keep` the folder is read-only."""
 
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
     ) -> None:
-        """Open a folder of checkpoints; without `keep` it is read-only."""
         options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
         if keep is not None:
             options = {
@@ -59,19 +58,19 @@ class CheckpointStore:
         )
 
     def latest(self) -> int | None:
-        """Updates done at the newest checkpoint."""
+        """Return the number of updates at the newest checkpoint."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
-        """Updates done at each kept checkpoint."""
+        """Return the number of updates at each checkpoint in the folder, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """Updates done at the checkpoint with the best held-out accuracy, if any was measured."""
+        """Return the number of updates at the checkpoint with the best held-out accuracy, or None."""
         return self._manager.best_step()
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
-        """The state and cursor of a checkpoint, by default the newest, with the shardings of `abstract`."""
+        """Load state and cursor of a checkpoint (default: the newest) with the shardings of `abstract`."""
         step = self._manager.latest_step() if step is None else step
         found = self._manager.restore(
             step,
@@ -80,7 +79,7 @@ class CheckpointStore:
         return found["state"], Cursor(**found["cursor"])
 
     def restore_params(self, abstract: Any, step: int) -> Any:
-        """Only the weights of a checkpoint, with the shapes, dtypes and shardings of `abstract`."""
+        """Load only the weights of a checkpoint, with the shapes, dtypes and shardings of `abstract`."""
         wanted = ocp.args.PyTreeRestore(
             {"params": abstract},
             restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),

@@ -12,25 +12,21 @@ from mugrpo_jax.models import Model
 def make_optimizer(
     config: OptimizerSection, total_updates: int, model: Model
 ) -> optax.GradientTransformation:
-    """Clip by global norm, then AdamW; weights are decayed where the model declares it."""
-    steps = []
-    if config.grad_clip > 0:
-        steps.append(optax.clip_by_global_norm(config.grad_clip))
-    steps.append(
-        optax.adamw(
-            learning_rate_schedule(config, total_updates),
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=decay_mask(model),
-        )
+    """Return an optimizer that clips the global norm, then applies AdamW with weight decay (`decay_mask`)."""
+    clip = [optax.clip_by_global_norm(config.grad_clip)] if config.grad_clip > 0 else []
+    adamw = optax.adamw(
+        learning_rate_schedule(config, total_updates),
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decay_mask(model),
     )
-    return optax.chain(*steps)
+    return optax.chain(*clip, adamw)
 
 
 def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> optax.Schedule:
-    """Linear warm-up; then constant, or a cosine or linear decay to zero."""
+    """Return a linear warm-up followed by a constant rate, or by a cosine or linear decay to zero."""
     peak, warmup = config.learning_rate, config.warmup_updates
     rest = max(total_updates - warmup, 1)
     after = {
@@ -44,5 +40,5 @@ def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> opta
 
 
 def decay_mask(model: Model) -> Any:
-    """Which weights are decayed: a boolean for each, as the model declares it."""
+    """Return a tree of booleans: True for each weight to which weight decay applies."""
     return jax.tree.map(lambda weight: weight.decays, model.weights())

@@ -35,7 +35,7 @@ class TrainState:
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """The state before the first update."""
+    """Return the state before the first update."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -47,12 +47,12 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_dr
 
 
 def start_stage(state: TrainState) -> TrainState:
-    """The same state at the start of a stage: the drift is measured from its weights."""
+    """Copy the weights to `anchor` at the start of a stage, if the drift is tracked."""
     if state.anchor is None:
         return state
     return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
-    """Shardings of a (possibly abstract) state: moments like their parameters, scalars on every device."""
+    """Return the shardings of a state: moments like their parameters, scalars on every device."""
     return param_sharding(mesh, model, state)

@@ -18,7 +18,7 @@ def cross_entropy(
     *,
     denominator: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean negative log-likelihood of the solution tokens. It has the signature of an objective."""
+    """Compute the mean negative log-likelihood of solution tokens, with the signature of an objective."""
     del behavior_logp, advantages
     valid = mask != 0
     return -jnp.where(valid, logp, 0.0).sum() / denominator, {"tokens": valid.sum()}

@@ -38,7 +38,7 @@ class StepOptions:
 
 
 class UpdateStep:
-    """`state, metrics = step(state, update)` for one objective, model and mesh."""
+    """Call `state, metrics = step(state, update)` to train. The constructor accepts an abstract `state`."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class UpdateStep:
         state: TrainState,
         diagnose: bool = True,
     ) -> None:
-        """Build the programs; only the shapes of `state` are read, so it may be abstract."""
         self.mesh = mesh
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
@@ -79,7 +78,7 @@ class UpdateStep:
         return state, metrics | applied
 
     def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
-        """The float32 gradient of the whole update, and the objective's metrics."""
+        """Compute the float32 gradient of the whole update, and the objective's metrics."""
         with jax.set_mesh(self.mesh):
             compute, gradient, metrics = self.prepare(state.params, names=self._metric_names(state, update))
             for batch in self.place(update.micro_batches):
@@ -185,13 +184,6 @@ def _apply(
         metrics["drift"] = optax.tree.norm(moved)
         metrics["gradient_cosine"] = objectives.gradient_cosine(previous, safe)
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
-    new = TrainState(
-        params=params,
-        opt_state=opt_state,
-        updates=state.updates + 1,
-        skipped=state.skipped + (1 - finite.astype(jnp.int32)),
-        anchor=state.anchor,
-        previous=previous,
-    )
-    metrics["skipped"] = new.skipped
-    return new, metrics
+    metrics["skipped"] = skipped = state.skipped + (1 - finite.astype(jnp.int32))
+    updates = state.updates + 1
+    return TrainState(params, opt_state, updates, skipped, state.anchor, previous), metrics

@@ -45,11 +45,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GGUFFile:
-    """An open GGUF file whose header has been checked.
-
-    Attributes:
-      config: the model's shape.
-    """
+    """An open GGUF file whose header has been checked; `config` is the shape of the model."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -260,7 +256,7 @@ def _restore_rows(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _pre_tokenizers() -> dict[str, tuple[Any, Any, bool]]:
-    """llama.cpp's name -> how text is split before merging, normaliser, whether whole words skip merging."""
+    """Map llama.cpp's pre-tokenizer names to `(pre_tokenizer, normalizer, ignore_merges)`."""
     from tokenizers import Regex, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 

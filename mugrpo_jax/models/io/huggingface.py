@@ -65,7 +65,7 @@ def load_huggingface(
 
 
 def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
-    """All tensors of a folder by name. Only the headers of its safetensors files are read."""
+    """Return all tensors in a folder by name. Only the headers of its safetensors files are read."""
     if (folder / _WEIGHTS_FILE).exists():
         return safetensors_file.tensors_in_file(folder / _WEIGHTS_FILE)
     if not (folder / _INDEX_FILE).exists():
@@ -197,7 +197,7 @@ def _and_more(names: list[str]) -> str:
 
 
 def _check_tied(embed: LazyTensor, head: LazyTensor) -> None:
-    """Some checkpoints with tied embeddings store the head as well; it must equal the embedding."""
+    """Raise ValueError if the stored head of a model with tied embeddings differs from the embedding."""
     same = embed.shape == head.shape and embed.dtype == head.dtype
     if not same or not np.array_equal(embed.read().view(np.uint8), head.read().view(np.uint8)):
         raise ValueError(
@@ -209,7 +209,7 @@ def _check_tied(embed: LazyTensor, head: LazyTensor) -> None:
 def _load_leaf(
     shape: tuple[int, ...], parts: list[LazyTensor], dtype: np.dtype, sharding: NamedSharding | None
 ) -> jax.Array:
-    """One parameter on its devices. The host holds the piece of one device at a time."""
+    """Load one parameter onto its devices. The host holds the part for one device at a time."""
     if sharding is None:
         whole = tuple(slice(0, size) for size in shape)
         return jax.block_until_ready(jax.device_put(_read_piece(parts, dtype, whole)))
@@ -322,7 +322,7 @@ def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.nd
 
 
 def _file_order(name: str) -> tuple[int, int]:
-    """Sort key of a tensor: embedding, layers in their order, final norm, head."""
+    """Return the sort key of a tensor name: embedding, layers in order, then final norm and head."""
     parts = name.split(".")
     return (1, int(parts[2])) if parts[1] == "layers" else (0 if "embed_tokens" in name else 2, 0)
 

