@@ -61,12 +61,16 @@ class ModelSection(Section):
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "dtype of the forward and backward pass; the optimizer keeps the weights in float32"
     )
-    sampling_dtype: Literal["float32", "bfloat16"] = setting("bfloat16", "dtype of the sampler")
+    sampling_dtype: Literal["float32", "bfloat16"] = setting(
+        "bfloat16", "dtype of weights and key-value cache while sampling"
+    )
     remat: Literal["none", "dots", "full"] = setting(
         "dots", "what the backward pass recomputes to save memory; `dots`: all except matrix products"
     )
     scan_layers: bool = setting(True, "scan over the layers; false unrolls them, faster for small models")
-    attention: Literal["auto", "xla", "cudnn", "splash"] = setting("auto", "`auto` chooses for the device")
+    attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
+        "auto", "implementation of attention; `auto` chooses one for the device"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,9 @@ class TaskSection(Section):
         "built-in rewards, one per core for all others",
         least=0,
     )
-    deadline: float = setting(5.0, "seconds to score one response; a slower one gets reward 0", least=0)
+    deadline: float = setting(
+        5.0, "seconds to score one response; a slower one scores 0 and is counted", least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +111,15 @@ class BatchSection(Section):
     """The four batch sizes, how often a stage uses its data, and the shape of micro-batches."""
 
     prompts_per_update: int = setting(64, "prompts in one optimizer update", least=1)
-    responses_per_prompt: int = setting(8, "responses per prompt; they form a group", least=2)
+    responses_per_prompt: int = setting(
+        8, "responses per prompt, compared with each other to get advantages", least=2
+    )
     updates_per_stage: int = setting(1024, "µ: optimizer updates per stage", least=1)
     stages: int = setting(4, "generations in the run", least=1)
     epochs_per_stage: int = setting(1, "passes over a stage's data, µ updates in total", least=1)
-    tokens_per_micro_batch: int = setting(32768, "most tokens in a training pass, on all devices", least=1)
+    tokens_per_micro_batch: int = setting(
+        32768, "most tokens in one forward and backward pass, over all devices", least=1
+    )
     length_multiple: int = setting(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = setting(False, "compute each prompt once per micro-batch, not once per response")
     equal_groups: Literal["keep", "skip", "drop"] = setting(
@@ -152,7 +162,9 @@ class EvaluationSection(Section):
     """Accuracy on held-out problems: before the first stage, between stages and after the last one."""
 
     problems: int = setting(256, "held-out problems; 0 turns evaluation off", least=0)
-    every: int | None = setting(None, "updates between evaluations; null: one after each stage", least=1)
+    every: int | None = setting(
+        None, "updates between evaluations, also inside a stage; null: one after each stage", least=1
+    )
     samples: int = setting(1, "responses per problem", least=1)
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy", least=0)
     top_p: float = setting(1.0, "nucleus sampling; 1 keeps all tokens")
@@ -175,7 +187,9 @@ class MeshSection(Section):
     data: int = setting(1, "copies of the model")
     fsdp: int = setting(-1, "devices that shard the parameters of one copy and split its batch")
     tensor: int = setting(1, "devices that split attention heads, MLP and vocabulary")
-    sampling_tensor: int = setting(1, "devices of a host that split the weights while sampling", least=1)
+    sampling_tensor: int = setting(
+        1, "devices of a host that split the weights while sampling; each host samples its own share", least=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +245,7 @@ class RunConfig(Section):
     report: ReportSection = setting(ReportSection(), "the run's report")
     tracking: TrackingSection = setting(TrackingSection(), "TensorBoard and Weights & Biases")
     track_drift: bool = setting(
-        True, "record drift and gradient cosine; needs two more copies of the weights"
+        True, "record parameter drift and gradient cosine; needs two more copies of the weights"
     )
 
     def __post_init__(self) -> None:

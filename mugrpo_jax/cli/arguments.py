@@ -88,7 +88,12 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that set how responses are sampled."""
     parser.add_argument("--max-tokens", type=int, default=512, help="longest response (default: 512)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding (default: 1)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="0 is greedy decoding (default: 1, the model's own distribution)",
+    )
     parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1, all tokens)")
     parser.add_argument("--seed", type=int, default=0, help="determines every response (default: 0)")
     parser.add_argument("--slots", type=int, help="sequences decoded at once (default: as many as fit)")

@@ -14,7 +14,8 @@ def add(commands: shared.Commands) -> None:
         run,
         help="write a page about one run, or a comparison of several runs",
         more="Writes one self-contained HTML file with learning curves, metrics against staleness, times, "
-        "responses token by token, and the config. A run also writes RUN/report.html itself.",
+        "responses token by token, and the config. While a run is going on, it keeps its own RUN/report.html "
+        "up to date.",
         example="mugrpo report runs/first runs/first-grpo -o comparison.html",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
