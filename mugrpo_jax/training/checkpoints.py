@@ -103,11 +103,10 @@ def _accuracy(metrics: Any) -> float:
 def _preservation_policy(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
     policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
     if keep.keep_best:
-        policies.append(
-            preservation_policy.BestN(
-                get_metric_fn=_accuracy, n=keep.keep_best, keep_checkpoints_without_metrics=False
-            )
+        best = preservation_policy.BestN(
+            get_metric_fn=_accuracy, n=keep.keep_best, keep_checkpoints_without_metrics=False
         )
+        policies.append(best)
     if keep.keep_stage_starts and updates_per_stage is not None:
         policies.append(preservation_policy.EveryNSteps(updates_per_stage))
     return preservation_policy.AnyPreservationPolicy(policies)

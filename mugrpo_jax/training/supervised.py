@@ -1,5 +1,6 @@
 """Warm start: cross-entropy and batches for supervised training on worked solutions."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -32,21 +33,19 @@ def solution_updates(
     seed: int,
     start: int = 0,
 ) -> Iterator[Update]:
-    """An endless stream of updates over `(prompt, solution)` token pairs, shuffled anew in each pass.
+    """Yield updates of `(prompt, solution)` token pairs without end, in a new random order in each epoch.
 
     Update `i` depends only on `seed` and `i`, so a run can resume at any `start`.
     """
     rows_per_update = min(rows_per_update, len(rows))
     per_epoch = len(rows) // rows_per_update
-    update = start
-    while True:
+    for update in itertools.count(start):
         epoch, position = divmod(update, per_epoch)
         order = np.random.default_rng((seed, epoch)).permutation(len(rows))
         take = order[position * rows_per_update :][:rows_per_update]
         chosen = [_row(*rows[i]) for i in take]
         tokens = sum(len(row.response) for row in chosen)
         yield Update(arrange(chosen, buckets), float(tokens), {"response_tokens": float(tokens)})
-        update += 1
 
 
 def _row(prompt: np.ndarray, solution: np.ndarray) -> Row:
