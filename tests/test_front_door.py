@@ -51,7 +51,7 @@ def test_submodules_can_be_imported_first():
 
 
 def test_the_module_is_the_program():
-    assert python("-m", "mugrpo_jax", "--version") == f"{mugrpo_jax.__version__}\n"
+    assert python("-m", "mugrpo_jax", "--version") == f"mugrpo {mugrpo_jax.__version__}\n"
     assert "usage: mugrpo " in python("-m", "mugrpo_jax", "--help")
 
 

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         description="µ-GRPO for JAX: reinforcement learning for language models on very stale rollouts.",
         epilog="mugrpo COMMAND --help explains a command and gives an example.",
     )
-    program.add_argument("--version", action="version", version=__version__)
+    program.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = program.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)

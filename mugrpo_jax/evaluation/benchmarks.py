@@ -14,6 +14,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
 from mugrpo_jax.sampling.generate_text import claim_output
+from mugrpo_jax.sampling.requests import NO_RUN
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
 from mugrpo_jax.tasks import ANSWER_READERS, Problem, Task, load_reward, load_task, make_scorer
 
@@ -131,4 +132,4 @@ def _responses(
     def tokens(problem: Problem) -> list[int]:
         return encode_prompt(model.tokenizer, problem.prompt)
 
-    return evaluation.sampled_responses(open_sampler, tokens, model.tokenizer, settings, title=name)
+    return evaluation.sampled_responses(open_sampler, tokens, model.tokenizer, settings, NO_RUN, title=name)

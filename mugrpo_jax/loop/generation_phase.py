@@ -27,7 +27,7 @@ from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState
 
 
-def generate_rollouts(run: RunContext, state: TrainState, stage: int, cursor: Cursor) -> RolloutFolder:
+def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Cursor) -> RolloutFolder:
     """Generate the rollouts of a stage that are not on disk yet, and return the folder with all of them."""
     config = run.config
     if config.replay.run is not None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.loop.generation_phase import generate_rollouts
+from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
 from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
@@ -37,7 +37,7 @@ def train(config: RunConfig, folder: Path) -> Path:
             if cursor.update == 0:
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
                 state = training.start_stage(state)  # θ becomes b, the behavior policy
-            rollouts = generate_rollouts(run, state, stage, cursor)
+            rollouts = generate_stage(run, state, stage, cursor)
             for state, cursor in optimise(run, state, stage, rollouts, cursor):  # noqa: B020
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             cursor = Cursor(stage=stage + 1, updates=cursor.updates)

@@ -36,9 +36,9 @@ it to every call. Then the losses and gradients of the micro-batches add up to t
 `combine_metrics` combines their metrics. M2PO, P3O and BAPO take a statistic from the batch; see
 `mugrpo_jax.objectives.batch_bound_losses` for how to share it between micro-batches.
 
-**By subject**: the losses are in `mu_grpo_loss`, `p3o_loss`, `clipped`, `soft`, `sequence`, `prefix`,
-`batch_bounds` and `divergence`. Beside them are `veto`, `corrections`, `advantages`, `aggregation`, `kl`,
-`moments`, `diagnostics`, `metrics`, `staleness_law` and `config`.
+**By subject**: the losses are in the files that end in `_loss` or `_losses`. Beside them are `veto`,
+`importance_corrections`, `advantages`, `aggregation`, `kl`, `ess`, `diagnostics`, `metrics`, `staleness_law`
+and `objective_config`.
 """
 
 from mugrpo_jax.objectives._objective import Objective

@@ -4,6 +4,8 @@ A formula is a function of `Tokens` and its own knobs that returns `Terms`. The 
 into a function of the four arrays that every objective takes, with the knobs that all objectives share.
 """
 
+from __future__ import annotations  # so that help() shows short types
+
 import functools
 import inspect
 from collections.abc import Callable
@@ -75,9 +77,13 @@ def objective(aggregation: str) -> Callable[[Callable[..., Terms]], Objective]:
                 if name not in known:
                     raise ValueError(f"{formula.__name__} has no knob {name!r}; possible: {', '.join(known)}")
             tokens = read_tokens(logp, behavior_logp, advantages, mask)
-            terms = formula(tokens, **{name: knobs.pop(name) for name in own if name in knobs})
-            return aggregate(tokens, terms, **{"aggregation": aggregation, **knobs})
+            terms = formula(tokens, **{name: value for name, value in knobs.items() if name in own})
+            shared = {name: value for name, value in knobs.items() if name not in own}
+            return aggregate(tokens, terms, **{"aggregation": aggregation, **shared})
 
+        function.__doc__ = (
+            f"{formula.__doc__}\n    The other arguments are explained in `mugrpo_jax.objectives`.\n"
+        )
         function.__signature__ = signature  # type: ignore[attr-defined]  # what help() and inspect show
         return function
 
@@ -141,11 +147,11 @@ def _public_signature(formula: Callable[..., Terms], aggregation: str) -> inspec
     """The four arrays, then the formula's own knobs between `denominator` and the other shared knobs."""
     names = ("logp", "behavior_logp", "advantages", "mask")
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    arrays = [inspect.Parameter(name, kind, annotation=ArrayLike) for name in names]
+    arrays = [inspect.Parameter(name, kind, annotation="ArrayLike") for name in names]
     required = [p for p in _keywords(formula) if p.default is p.empty]
     own = [p for p in _keywords(formula) if p.default is not p.empty]
     denominator, _, *shared = _keywords(aggregate)
-    average = inspect.Parameter("aggregation", denominator.kind, default=aggregation, annotation=str)
+    average = inspect.Parameter("aggregation", denominator.kind, default=aggregation, annotation="str")
     returns = inspect.signature(aggregate).return_annotation
     return inspect.Signature(
         [*arrays, *required, denominator, *own, average, *shared], return_annotation=returns

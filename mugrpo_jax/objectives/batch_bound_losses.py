@@ -5,6 +5,8 @@ statistic once (`m2po_bound`, `bapo_bounds`; for P3O `ratio_sums` and `ess_from_
 call: then the gradients add up to that of the whole update.
 """
 
+from __future__ import annotations  # so that help() shows short types
+
 import jax
 import jax.numpy as jnp
 import numpy as np

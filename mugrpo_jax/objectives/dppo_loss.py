@@ -1,5 +1,7 @@
 """DPPO: a trust region in probabilities instead of ratios."""
 
+from __future__ import annotations  # so that help() shows short types
+
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient

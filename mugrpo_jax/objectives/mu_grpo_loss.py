@@ -1,5 +1,7 @@
 """The µ-GRPO loss (arXiv 2605.17570): relaxed clipping and the negative-advantage veto."""
 
+from __future__ import annotations  # so that help() shows short types
+
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number

@@ -1,5 +1,7 @@
 """The P3O loss (arXiv 2605.12380): the effective sample size sets the trust region."""
 
+from __future__ import annotations  # so that help() shows short types
+
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient

@@ -3,6 +3,8 @@
 Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
 """
 
+from __future__ import annotations  # so that help() shows short types
+
 from collections.abc import Callable
 
 import jax

@@ -3,6 +3,8 @@
 Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
 """
 
+from __future__ import annotations  # so that help() shows short types
+
 import math
 
 import jax.numpy as jnp

@@ -22,7 +22,14 @@ from tqdm.auto import tqdm
 from mugrpo_jax import files
 from mugrpo_jax.models import ModelConfig, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
-from mugrpo_jax.sampling.requests import Request, Response, SamplingSettings, encode_prompt, make_request
+from mugrpo_jax.sampling.requests import (
+    NO_RUN,
+    Request,
+    Response,
+    SamplingSettings,
+    encode_prompt,
+    make_request,
+)
 from mugrpo_jax.sampling.sampler import Sampler
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan, plan_for_requests
 
@@ -152,7 +159,9 @@ def _requests(
             )
         numbers = [number for number in range(settings.samples) if (index, number) not in done]
         if numbers:
-            requests.append(make_request(tokens, settings, index, stop=tokenizer.eos_ids, numbers=numbers))
+            requests.append(
+                make_request(tokens, settings, NO_RUN, index, stop=tokenizer.eos_ids, numbers=numbers)
+            )
     return requests
 
 

@@ -126,6 +126,11 @@ class Response:
     finish_reason: Literal["stop", "length"]
 
 
+# Stands for the stage in the seed path of prompts that belong to no run. No path may be the beginning of
+# another one, because `SeedSequence` ignores zeros at the end.
+NO_RUN = 1 << 21
+
+
 def make_request(
     prompt: Sequence[int] | np.ndarray,
     settings: SamplingSettings,

@@ -63,7 +63,7 @@ class Spy:
         self._wrap(patch, Journal, "write", lambda record: ("record", record["kind"], record["updates"]))
         self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
-        self._wrap(patch, stages, "generate_rollouts", lambda state, stage, cursor: ("generate", stage))
+        self._wrap(patch, stages, "generate_stage", lambda state, stage, cursor: ("generate", stage))
         patch.setattr(LiveReport, "_draw", lambda self: None)  # reads the config again, which traces the loss
         optimise = stages.optimise
 

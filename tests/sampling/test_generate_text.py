@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mugrpo_jax.models.io.loading import load_model
-from mugrpo_jax.sampling import generate, generate_file
+from mugrpo_jax.sampling import SamplingSettings, generate, generate_file, make_request, request_seeds
+from mugrpo_jax.sampling.requests import NO_RUN
 
 SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}
 
@@ -128,3 +129,10 @@ def test_a_missing_folder_of_the_output_is_named(tmp_path):
     prompts.write_text('{"prompt": "a"}\n')
     with pytest.raises(ValueError, match=r"out\.jsonl: there is no folder"):
         generate_file("tiny", prompts, tmp_path / "no" / "out.jsonl", progress=False)
+
+
+def test_prompts_of_no_run_share_no_seed_with_the_stages_of_a_run():
+    run = {tuple(request_seeds(0, stage, index, samples=2)) for stage in range(4) for index in range(8)}
+    settings = SamplingSettings(samples=2)
+    outside = {tuple(make_request([1], settings, NO_RUN, i, stop=[2]).seeds) for i in range(8)}
+    assert len(run) == 32 and len(outside) == 8 and not run & outside
