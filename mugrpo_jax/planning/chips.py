@@ -156,7 +156,7 @@ def _gpu(name: str, kind: str, count: int) -> Topology:
     if count & (count - 1) or count > 512:
         raise ValueError(f"topology {name!r}: without GPUs here the number must be a power of two up to 512")
     # Compile for a TPU slice with as many chips, up to eight per host. The TPU compiler keeps bfloat16 and
-    # has a fused attention kernel, like the GPU compiler. With the CPU compiler, activations are twice as large.
+    # has a fused attention kernel, like the GPU compiler. The CPU compiler would double the activations.
     sizes = [1, 1, 1]
     while math.prod(sizes) < count:
         sizes[sizes.index(min(sizes))] *= 2

@@ -192,7 +192,7 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
-    """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if it is used."""
+    """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if used."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
