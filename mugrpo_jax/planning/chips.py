@@ -148,7 +148,7 @@ def _cpu(name: str, count: int) -> Topology:
 
 
 def _gpu(name: str, kind: str, count: int) -> Topology:
-    """Return this machine's GPUs, or a TPU slice to compile for instead if it has too few GPUs."""
+    """Return this machine's GPUs, or a TPU slice to compile for instead if the machine has too few GPUs."""
     found = jax.devices() if jax.default_backend() == "gpu" else []
     if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
         return Topology(name, chip_of(found[0]), found[:count])

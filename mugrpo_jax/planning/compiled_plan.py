@@ -44,7 +44,7 @@ class CompiledPlan:
     Attributes:
       programs: the compiled programs: update, optimizer, prefill and decode.
       assumed: the assumptions of the time estimates.
-      proposal: config overrides with which the run fits; None if the run already fits or no search succeeded.
+      proposal: config overrides with which the run fits; None if it already fits or none were found.
     """
 
     run: RunPlan
@@ -65,7 +65,7 @@ class CompiledPlan:
 
     @property
     def fits(self) -> bool:
-        """Return whether every program compiled and fits into memory."""
+        """Return whether `run.problem` is None and every program compiled and fits into memory."""
         return self.run.problem is None and not self.too_large
 
     @property
@@ -78,7 +78,7 @@ class CompiledPlan:
         return next((p for p in self.programs if p.name.startswith(name)), None)
 
     def call_time(self, program: CompiledProgram | None) -> CallTime | None:
-        """Estimate the times of one call of a program; None if the program, its cost or a rate is unknown."""
+        """Estimate the times of one call of a program; None without program, cost or peak rates."""
         if program is None or program.cost is None:
             return None
         return call_time(program.cost, self.topology.chip, self.assumed)

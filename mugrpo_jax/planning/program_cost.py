@@ -143,8 +143,8 @@ class HloProgram:
     ) -> Iterator[tuple[int, int | None]]:
         """Yield a tuple (index, limit) for each comparison in the loop condition `name`.
 
-        For `loop_state[index] < limit`, `index` is the index, for any other comparison -1. `limit` is None if
-        it is not a constant. If `name` is a fusion, `given` maps its parameter numbers to its arguments.
+        `index` is -1 unless the comparison is `loop_state[index] < limit`. `limit` is None if the limit is
+        not a constant. If `name` is a fusion, `given` maps its parameter numbers to its arguments.
         """
         table = self.computations[name]
 
@@ -210,7 +210,7 @@ class HloProgram:
         return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:
-        """Return the bytes read and written. Of an array that is only sliced or updated, add the slice."""
+        """Return the bytes read and written. If only a slice of an array is used, only the slice counts."""
         called = next(iter(self._called(fusion)), None)
         if called is None:
             return fusion.main_bytes + sum(operand.main_bytes for operand in operands)

@@ -59,7 +59,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
-    """Return whether all programs of these kinds fit. Programs of other kinds fit already and only shrink."""
+    """Return whether all programs of these kinds fit. Programs of other kinds fit already and do not grow."""
     wanted = [p for p in programs_of(run, plan.topology.host_devices()) if p.kind in kinds]
     bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
     return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)

@@ -1,4 +1,4 @@
-"""Write the report of a run while the run trains. Samples and the page are written after stages."""
+"""Write the report of a run while it trains: after stages samples and the page, at the end the page."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ _FIRST = 30.0  # seconds before the first page may be written
 class LiveReport:
     """Writes `samples/` and the page `report.html` into the folder of a run while the run trains.
 
-    Process 0 writes the page after a stage, unless writing pages would take more than 5 % of the run's time,
+    Process 0 writes the page after a stage, unless pages would take more than `_SHARE` of the run's time,
     and always when the run ends, stops or fails. An error in writing is printed and does not stop training.
     """
 

@@ -159,7 +159,7 @@ def _stage_rows(run: History) -> list[list[str]]:
 
 
 def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
-    """Return (stage, colour) for each drawn stage; empty for several runs, because runs have the colours."""
+    """Return (stage, colour) for each drawn stage; empty for several runs, where colours mean runs."""
     return [] if len(runs) > 1 else [(stage, ramp(age)) for stage, age in drawn_stages(runs[0]).items()]
 
 

@@ -47,7 +47,7 @@ class Line:
 
     @property
     def banded(self) -> bool:
-        """Return whether the line has a band that is not empty."""
+        """Return whether the line has a band, and `low` and `high` differ."""
         if self.low is None or self.high is None:
             return False
         return not np.array_equal(self.low, self.high, equal_nan=True)
@@ -155,7 +155,7 @@ def bin_size(count: int, most: int) -> int:
 
 
 def run_bins(run: History) -> np.ndarray:
-    """Divide a run's updates into pieces, within stages unless stages are short; return the first indices."""
+    """Return the first index of each piece of a run. Unless stages are short, no piece spans two stages."""
     size = bin_size(len(run.updates), MOST_POINTS)
     if size > run.config.batch.updates_per_stage:
         return np.arange(0, len(run.updates), size)

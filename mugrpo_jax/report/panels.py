@@ -87,7 +87,7 @@ def clipped(runs: Sequence[History]) -> Panel:
 
 
 def vetoed(runs: Sequence[History]) -> Panel:
-    """Panel: the shares of vetoed tokens and of responses with a trigger, against staleness."""
+    """Panel: the share of vetoed tokens, and of responses with a trigger among A < 0, against staleness."""
     metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
     note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
     return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
@@ -267,7 +267,7 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 
 
 def staleness_law(runs: Sequence[History]) -> Panel:
-    """Panel: S·η and T·η of each run (defined in `staleness_position`), and the limits on S·η and T·η."""
+    """Panel: S·η and T·η of each run with limits (S: updates per stage, T: updates, η: learning rate)."""
     positions = [law.position(run) for run in runs]
     lines = [
         Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")

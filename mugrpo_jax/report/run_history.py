@@ -28,7 +28,7 @@ class StageFigures:
       reward: mean reward of the stage's rollouts.
       vetoed: share of vetoed tokens, mean over the stage's updates.
       ess: effective sample size as a share of tokens, at the stage's last update.
-      generate_seconds: time of generating and scoring; 0 if the stage was replayed.
+      generate_seconds: seconds of generation and scoring; 0 if the stage was replayed.
       accuracy: held-out accuracy after the stage.
     """
 
@@ -107,11 +107,11 @@ class History:
         return slices
 
     def by_stage(self) -> list[list[dict[str, Any]]]:
-        """Return the update records of each stage that has updates."""
+        """Return a list of update records for each stage that has updates."""
         return [list(self.updates[part]) for part in self.stage_slices.values()]
 
     def stages(self) -> list[StageFigures]:
-        """Return the numbers of every stage that has started."""
+        """Return the `StageFigures` of every stage that has started."""
         generated = {record["stage"]: record for record in self.generations}
         updated = {records[0]["stage"]: records for records in self.by_stage()}
         return [

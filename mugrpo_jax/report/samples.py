@@ -36,7 +36,7 @@ _GROUPS = 64  # samples are chosen among so many groups at the start of a stage
 
 
 class Candidate(NamedTuple):
-    """A response that may be chosen as a sample."""
+    """A response that may be chosen as a sample, with its group and its advantage."""
 
     group: Group
     rollout: Rollout
@@ -102,7 +102,7 @@ def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) 
 def write_samples(
     scorer: SampleScorer, params: Any, config: RunConfig, rows: Sequence[Candidate], path: Path
 ) -> None:
-    """Score candidates on all processes. Process 0 writes the samples that `choose` returns to `path`."""
+    """Score candidates on all processes. Process 0 writes the samples from `choose` into the file `path`."""
     count = config.report.samples
     scored = list(zip(rows, scorer(params, rows)))
     if jax.process_index() == 0:
@@ -127,7 +127,7 @@ def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advanta
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
-    """Return `count` samples: half with advantage < 0, smallest ratios first, half with advantage > 0."""
+    """Return `count` items: half with advantage < 0 (smallest ratio first), half > 0, then other items."""
 
     def lowest(item: tuple[Candidate, np.ndarray]) -> float:
         row, logp = item

@@ -1,6 +1,6 @@
 """Compare runs with the staleness law (see `objectives.staleness_law`), and give advice.
 
-The law limits S·η and T·η, with S the updates per stage, T the updates done and η the learning rate.
+The law limits S·η and T·η, where S is the updates per stage, T the updates done and η the learning rate.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Position:
       largest_drift: the largest drift in any stage.
       collapse: the update at which reward or held-out accuracy collapsed, or None.
       critical_drift: R_crit, the drift from the first weights at the collapse; NaN without a collapse.
-      cosine: largest mean cosine of consecutive gradients over eight updates; high before a collapse.
+      cosine: largest mean over `_WINDOW` cosines of consecutive gradients, which is high before a collapse.
     """
 
     lag: int
@@ -83,7 +83,7 @@ def position(run: History) -> Position:
 
 
 def _batch_drift(run: History) -> float:
-    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`; infinity if none did."""
+    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, infinity if none did."""
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
@@ -105,7 +105,7 @@ def _collapse(run: History) -> int | None:
 
 
 def collapse(reward: np.ndarray) -> int | None:
-    """Return the update at which the mean reward fell below half of its best for good, or None.
+    """Return the update at which the mean reward fell below half of its best value and stayed there, or None.
 
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
@@ -123,7 +123,7 @@ def collapse(reward: np.ndarray) -> int | None:
 def accuracy_collapse(
     updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
 ) -> int | None:
-    """Return the update at which the accuracy fell below `level` times the best so far for good, or None.
+    """Return the update at which the accuracy fell below `level` × the best so far and stayed there, or None.
 
     The update is interpolated between evaluations. Only evaluations show a collapse within a stage, because
     the training reward is measured on rollouts that were sampled before the stage's updates.
@@ -143,7 +143,7 @@ def accuracy_collapse(
 
 
 def critical_drift(run: History, update: int) -> float:
-    """Return R_crit, the sum of the drifts of all stages up to `update`, where the run collapsed.
+    """Return R_crit, the sum of the drifts of all stages up to `update`, at which the run collapsed.
 
     The sum is the distance ‖θ − θ_0‖ between the weights after `update` and the first weights if `update` is
     in the first stage. In a later stage, the sum is an upper bound of the distance.
