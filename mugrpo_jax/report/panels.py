@@ -87,7 +87,7 @@ def clipped(runs: Sequence[History]) -> Panel:
 
 
 def vetoed(runs: Sequence[History]) -> Panel:
-    """Panel: the shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
+    """Panel: shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
     metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
     note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
     return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
