@@ -8,18 +8,18 @@ from mugrpo_jax.planning.program_cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """The shares of the published peaks that programs reach, and the mean lengths of prompts and responses.
+    """Assumptions of the time estimates: shares of the published peak rates, busy slots and mean lengths.
 
-    `compute` and `memory` are close to measurements on one H200: updates reached 55 % of the FLOP/s, counting
-    attention and recomputed logits, and decoding reached 80 % of the bandwidth. The others are guesses.
+    `compute` and `memory` are close to measurements on one H200: updates reached 55 % of the FLOP/s, with
+    attention and recomputed logits, and decoding reached 80 % of the bandwidth. All other values are guesses.
 
     Attributes:
       compute: share of the peak FLOP/s that matrix products reach.
-      memory: share of the memory's bandwidth.
-      link: share of the bandwidth between chips.
-      occupancy: share of the slots that are busy while a stage is generated.
-      response: mean length of a response, as a share of the longest.
-      prompt: mean length of a prompt, as a share of the longest.
+      memory: share of the published memory bandwidth that programs reach.
+      link: share of the published bandwidth between chips that collectives reach.
+      occupancy: share of the slots that are busy during generation.
+      response: mean length of a response divided by the maximum length.
+      prompt: mean length of a prompt divided by the maximum length.
     """
 
     compute: float = 0.55
@@ -40,7 +40,7 @@ class Assumptions:
 
 @dataclasses.dataclass(frozen=True)
 class CallTime:
-    """Seconds that one call of a program spends on matrix products, HBM traffic and collectives."""
+    """Estimated seconds that one call of a program needs for matrix products, HBM traffic and collectives."""
 
     compute: float
     memory: float
@@ -48,12 +48,12 @@ class CallTime:
 
     @property
     def overlapped(self) -> float:
-        """Seconds of the call if compute, memory traffic and collectives overlap: the longest time."""
+        """Return the longest of the three times: the time of the call if they overlap completely."""
         return max(self.compute, self.memory, self.link)
 
     @property
     def added(self) -> float:
-        """Seconds of the call if nothing overlaps, as in a decode step: the sum of the three times."""
+        """Return the sum of the three times: the time of the call without overlap, as in a decode step."""
         return self.compute + self.memory + self.link
 
     @property
@@ -63,7 +63,7 @@ class CallTime:
 
 
 def call_time(cost: Cost, chip: Chip, assumed: Assumptions) -> CallTime | None:
-    """Estimate the time of one call. Return None for a chip without published peak rates."""
+    """Estimate the times of one call of a program; None if the chip's peak rates are not known."""
     if chip.flops is None or chip.bandwidth is None or chip.link is None:
         return None
     return CallTime(

@@ -1,7 +1,7 @@
-"""Devices to plan for: the published figures of each chip, and topologies of many chips.
+"""Define the devices that a run can be planned for: chips with their published figures, and topologies.
 
-A topology is written `KIND:SHAPE`: `v5e:8x8`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`, `h200:1`, `gpu:8`, `cpu:8`.
-The shape counts chips. (Google's names of v5p slices count cores, two a chip: v5p-32 is `v5p:2x2x4`.)
+A topology is written `KIND:SHAPE`, such as `v5e:8x8` or `h100:8`. The product of the shape is the number of
+chips. Google names v5p slices by cores instead, and a chip has two cores, so v5p-32 is `v5p:2x2x4`.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import make_mesh
 
 GB = 10**9
-_USABLE = 0.96  # share of a chip's memory for programs; the runtime and fragmentation take the rest
+_USABLE = 0.96  # share of a chip's memory for programs; the runtime and fragmentation need memory too
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip; None where a figure is not known.
+    """The published figures of one kind of chip; None if a figure is not known.
 
     Attributes:
-      name: the name that texts show.
+      name: the name to print.
       memory: bytes of device memory.
-      flops: peak FLOP/s in dense bfloat16.
-      bandwidth: bytes/s of device memory.
-      link: bytes/s that the chip can send to the others of its slice or node, all links together.
+      flops: peak FLOP/s of dense bfloat16 matrix products.
+      bandwidth: bytes/s that the chip reads from or writes to its memory.
+      link: bytes/s that the chip sends to other chips of its slice or node, over all its links together.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Chip:
 
     @property
     def usable_memory(self) -> int:
-        """Bytes that programs may use."""
+        """Return the bytes of the chip's memory that programs may use."""
         return int(self.memory * _USABLE)
 
 
 # TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e ("key specifications"). The bandwidth between chips
-# is given there for both directions together (400, 1200 and 800 GB/s); half of it counts here.
+# is given there for both directions together (400, 1200 and 800 GB/s); `link` is half of it.
 # GPU: nvidia.com/h100 and nvidia.com/h200, SXM data sheets. FLOP/s are half of the figure with sparsity, and
-# the link is half of NVLink's 900 GB/s, which again counts both directions.
+# `link` is half of NVLink's 900 GB/s, which are both directions together too.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v5e": Chip("TPU v5e", 16 * GB, 197e12, 819e9, 200e9),
@@ -67,13 +67,13 @@ _KINDS = (*_TPU, *_GPU, "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices to compile for. They need not be present.
+    """A set of devices of one kind to compile programs for. The devices need not be present.
 
     Attributes:
-      name: as the user wrote it.
-      chip: the kind of every device.
+      name: the name that the user wrote, such as `v5e:8x8`.
+      chip: the figures of every device.
       devices: abstract TPU devices, or devices of this machine.
-      stand_in: the TPU slice that programs are compiled for instead of absent GPUs; None if not needed.
+      stand_in: the TPU slice for which programs are compiled if GPUs are absent; None without absent GPUs.
     """
 
     name: str
@@ -83,14 +83,14 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Number of processes that the devices belong to."""
+        """Return the number of hosts (processes) that the devices belong to."""
         return len({device.process_index for device in self.devices})
 
     def host_devices(self) -> Sequence[Any]:
-        """The devices of one host, because each host runs its own sampler.
+        """Return the devices of one host, on which the host runs its own sampler.
 
-        For a TPU slice with several hosts this is a separate, smaller slice: the compiler cannot compile
-        collectives over a part of a v5e or v6e slice.
+        For a TPU slice with several hosts, return a separate, smaller slice, because the compiler cannot
+        compile collectives over a part of a v5e or v6e slice.
         """
         local = [d for d in self.devices if d.process_index == self.devices[0].process_index]
         if len(local) == len(self.devices) or local[0].platform != "tpu":
@@ -108,7 +108,7 @@ class Topology:
 
 
 def find_topology(name: str) -> Topology:
-    """Return the topology with this name. Raise a `ValueError` if the name or its shape is impossible."""
+    """Return the topology with this name. Raise a `ValueError` if the kind or the shape is invalid."""
     kind, colon, shape = name.partition(":")
     if not colon or kind not in _KINDS:
         hint = " (Google's v5p-32 counts cores: v5p:2x2x4)" if name.startswith("v5p-") else ""
@@ -148,15 +148,15 @@ def _cpu(name: str, count: int) -> Topology:
 
 
 def _gpu(name: str, kind: str, count: int) -> Topology:
-    """Return this machine's GPUs, or a TPU slice to compile for instead if there are too few GPUs."""
+    """Return this machine's GPUs, or a TPU slice to compile for instead if the machine has too few GPUs."""
     found = jax.devices() if jax.default_backend() == "gpu" else []
     if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
         return Topology(name, chip_of(found[0]), found[:count])
     chip = CHIPS["h100" if kind == "gpu" else kind]
     if count & (count - 1) or count > 512:
         raise ValueError(f"topology {name!r}: without GPUs here the number must be a power of two up to 512")
-    # Compile for a TPU slice with as many chips, up to eight per host. Its compiler keeps bfloat16 and has a
-    # fused attention kernel, as for GPUs. With the CPU compiler, activations would be twice as large.
+    # Compile for a TPU slice with as many chips, up to eight per host. The TPU compiler keeps bfloat16 and
+    # has a fused attention kernel, like the GPU compiler. The CPU compiler would double the activations.
     sizes = [1, 1, 1]
     while math.prod(sizes) < count:
         sizes[sizes.index(min(sizes))] *= 2
@@ -184,7 +184,7 @@ def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
 
 
 def chip_of(device: Any) -> Chip:
-    """Return the chip of a device. If it is not in `CHIPS`, only its name and its memory are known."""
+    """Return the chip of a device. If the chip is not in `CHIPS`, only its name and memory are known."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     memory = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kinds = {"v5 lite": "v5e", "v5e": "v5e", "v6 lite": "v6e", "v6e": "v6e", "v5": "v5p"}

@@ -3,8 +3,8 @@
     plan = compile_plan(config.load("configs/targets/qwen2.5_math_7b_v5e_64.yaml"), "v5e:8x8")
     print(plan)
 
-These programs are compiled: the update step for the largest micro-batch shapes, the optimizer's step, prefill
-of the longest prompts, and decoding that reads the whole cache. The other programs need no more memory.
+The compiled programs are the update step for the largest micro-batch shapes, the optimizer step, prefill of
+the longest prompts, and decoding with a full KV cache. No other program of the run needs more memory.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ def compile_plan(
 ) -> CompiledPlan:
     """Compile the programs of a run for a topology, such as `v5p:2x2x4`, whose devices need not be present.
 
-    With `propose`, a run that does not fit is compiled again with changed settings until it fits. The
-    estimated times depend on `assumed`. `progress` shows a progress bar.
+    If the run does not fit and `propose` is True, compile it with changed settings until it fits. `assumed`
+    are the assumptions of the time estimates. If `progress` is True, show a progress bar.
     """
     topology = find_topology(topology) if isinstance(topology, str) else topology
     model = run_model_shape(config)
@@ -55,7 +55,7 @@ def compile_plan(
 
 
 def check_memory(run: RunPlan) -> None:
-    """Compile a planned run for its own devices; raise a `ConfigError` if it does not fit."""
+    """Compile a run's programs for its own devices. Raise a `ConfigError` if a program does not fit."""
     if run.problem is not None:
         raise ConfigError(f"memory: {run.problem}")
     devices = list(run.mesh.devices.flat)

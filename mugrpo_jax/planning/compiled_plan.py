@@ -1,4 +1,4 @@
-"""Hold the result of compiling a run for a topology: whether it fits, its cost and its estimated time."""
+"""Show the result of compiling a run for a topology: whether the run fits, its cost and estimated time."""
 
 import dataclasses
 import json
@@ -13,15 +13,15 @@ from mugrpo_jax.planning.run_plan import RunPlan, human
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimated times of a run.
+    """The estimated times and rates of a run.
 
     Attributes:
-      update: seconds of one optimizer update with responses of mean length.
-      update_tokens: tokens per second that updates read, all devices together.
-      step: seconds of one decode step with half-filled slots.
-      decode_tokens: tokens per second that are generated, all hosts together.
-      generate_hours: generation in all stages.
-      update_hours: updates in all stages.
+      update: seconds of one optimizer update if the responses have mean length.
+      update_tokens: tokens that updates process per second, on all devices together.
+      step: seconds of one decode step if the KV cache is half full.
+      decode_tokens: tokens that are generated per second, on all hosts together.
+      generate_hours: hours of generation in all stages together.
+      update_hours: hours of updates in all stages together.
     """
 
     update: float
@@ -33,18 +33,18 @@ class Estimate:
 
     @property
     def hours(self) -> float:
-        """The whole run without evaluation, loading and checkpoints."""
+        """Return the hours of the whole run, without evaluation, loading and checkpoints."""
         return self.generate_hours + self.update_hours
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPlan:
-    """A run compiled for a topology: memory, cost and estimated times. `print(plan)` or `as_json` shows them.
+    """A run compiled for a topology. `print(plan)` shows its memory, cost and estimated times.
 
     Attributes:
       programs: the compiled programs: update, optimizer, prefill and decode.
-      assumed: assumptions of the estimated times.
-      proposal: config overrides with which the run fits; None if it already fits or if none were found.
+      assumed: the assumptions of the time estimates.
+      proposal: config overrides with which the run fits; None if it already fits or none were found.
     """
 
     run: RunPlan
@@ -55,22 +55,22 @@ class CompiledPlan:
 
     @property
     def capacity(self) -> int:
-        """Bytes of a device that programs may use."""
+        """Return the bytes of one device's memory that programs may use."""
         return self.topology.chip.usable_memory
 
     @property
     def peak(self) -> int:
-        """Most bytes in use on a device over the whole run."""
+        """Return the largest number of bytes in use on one device during the run."""
         return max((program.peak for program in self.programs), default=0)
 
     @property
     def fits(self) -> bool:
-        """Whether every program compiled and fits into memory."""
+        """Return whether `run.problem` is None and every program compiled and fits into memory."""
         return self.run.problem is None and not self.too_large
 
     @property
     def too_large(self) -> list[CompiledProgram]:
-        """The programs that do not fit."""
+        """Return the programs that do not fit into the memory of a device."""
         return [program for program in self.programs if not program.fits(self.topology.chip)]
 
     def program(self, name: str) -> CompiledProgram | None:
@@ -78,13 +78,13 @@ class CompiledPlan:
         return next((p for p in self.programs if p.name.startswith(name)), None)
 
     def call_time(self, program: CompiledProgram | None) -> CallTime | None:
-        """Estimate the time of one call of a program; None if the program or its cost is None."""
+        """Estimate the times of one call of a program; None without program, cost or peak rates."""
         if program is None or program.cost is None:
             return None
         return call_time(program.cost, self.topology.chip, self.assumed)
 
     def estimate(self) -> Estimate | None:
-        """Estimate the run's times; None if a program did not compile or the chip has no published peaks."""
+        """Estimate the run's times; None if a program did not compile or the peak rates are not known."""
         update, optimizer, step = (self.call_time(self.program(n)) for n in ("update", "optimizer", "decode"))
         run, assumed, config, sampler = self.run, self.assumed, self.run.config, self.run.sampler
         bandwidth = self.topology.chip.bandwidth

@@ -17,7 +17,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array: its dtype, its dimensions, and whether it is in the device's main memory."""
+    """The dtype and dimensions of an array. `main` is True if the array is in main memory (HBM)."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -25,18 +25,18 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes, without the padding of a tiled layout."""
+        """Return the size in bytes, without the padding of a tiled layout."""
         return self.size * _SIZES.get(self.dtype, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction: a line of a computation."""
+    """One line of a computation. `shapes` are its outputs; `root` is True for the computation's result."""
 
     name: str
     op: str
@@ -47,12 +47,12 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the instruction's outputs."""
+        """Return the bytes of the instruction's outputs."""
         return sum(shape.bytes for shape in self.shapes)
 
     @property
     def main_bytes(self) -> int:
-        """Bytes of the instruction's outputs that are in main memory (HBM)."""
+        """Return the bytes of the instruction's outputs that are in main memory (HBM)."""
         return sum(shape.bytes for shape in self.shapes if shape.main)
 
 
@@ -92,14 +92,14 @@ def _instruction(line: str) -> Instruction:
 
 
 def _element(table: dict[str, Instruction], operand: str) -> Instruction:
-    """The instruction that `%tuple#2` stands for in programs of newer TPU compilers: a get-tuple-element."""
+    """Return a get-tuple-element for an operand `%tuple#2`, as newer TPU compilers write tuple elements."""
     name, _, index = operand.partition("#")
     shapes = table[name].shapes[int(index) : int(index) + 1]
     return Instruction(operand, "get-tuple-element", shapes, (name,), f", index={index}", False)
 
 
 def _take(text: str) -> tuple[str, str]:
-    """Split `text` after the parenthesis that it begins with."""
+    """Split `text` after the `)` that closes the `(` at its beginning."""
     depth = 0
     for place, char in enumerate(text):
         depth += (char == "(") - (char == ")")

@@ -1,9 +1,9 @@
 """Compute the FLOPs, HBM traffic and collectives of a compiled program on one device, from its HLO text.
 
-The compiler's own cost analysis counts the body of a loop once, although a scan over the layers runs it once
-per layer. Here the trip count multiplies the body. If a loop has several limits on one counter, the smallest
-limit counts. A loop that can end for another reason counts once: the cost of the decode loop is that of one
-step.
+The compiler's own cost analysis adds the cost of a loop body once, although a scan over the layers executes
+the body once per layer. This module multiplies the cost of the body by the trip count, which follows from the
+smallest limit on the loop counter. If a loop can also end for another reason, the cost of its body is added
+once. So the cost of the decode loop is the cost of one decode step.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
     | {"replica-id", "while", "conditional", "call", "opt-barrier", "domain"}
 )
-_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # operation: index of its new values
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # operation: index of the operand with the new values
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective operation: devices exchange data.
+    """A collective operation of a program, such as an all-reduce, in which devices exchange data.
 
     Attributes:
       kind: one of `COLLECTIVES`.
-      result: shapes of its outputs.
-      group: number of devices that exchange with each other.
-      count: how often it runs in one call of the program.
+      result: shapes of the outputs on one device.
+      group: number of devices that exchange data with each other.
+      count: how often one call of the program executes the collective.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends each time, assuming ring algorithms."""
+        """Return the bytes that one device sends in one execution, assuming ring algorithms."""
         copies = self.group if self.kind == "reduce-scatter" else 1
         whole = sum(shape.bytes for shape in self.result) * copies
         rounds = {"all-reduce": 2.0, "collective-permute": self.group / max(self.group - 1, 1)}
@@ -56,9 +56,9 @@ class Cost:
     """The cost of one call of a program on one device.
 
     Attributes:
-      flops: FLOPs of matrix products and attention kernels.
-      bytes: lower bound of main memory traffic; of a fusion, only inputs and outputs count.
-      collectives: all collectives.
+      flops: FLOPs of matrix products and attention kernels; element-wise operations are left out.
+      bytes: lower bound of the HBM traffic; the intermediate arrays of fusions are left out.
+      collectives: all collectives that the program executes.
     """
 
     flops: float
@@ -67,11 +67,11 @@ class Cost:
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends to others."""
+        """Return the bytes that one device sends in all collectives of one call."""
         return sum(c.sent * c.count for c in self.collectives)
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
-        """For each kind of collective, how many run and how many bytes each device sends."""
+        """Return {kind of collective: (number of executions, bytes that one device sends)}."""
         by_kind = {kind: [c for c in self.collectives if c.kind == kind] for kind in COLLECTIVES}
         return {
             kind: (sum(c.count for c in found), sum(c.sent * c.count for c in found))
@@ -81,7 +81,7 @@ class Cost:
 
 
 class HloProgram:
-    """A compiled program, parsed from its HLO text."""
+    """A program that was compiled for a number of devices, parsed from its HLO text."""
 
     def __init__(self, text: str, devices: int) -> None:
         self.devices = devices
@@ -96,7 +96,7 @@ class HloProgram:
             if not fused:
                 bytes_ += count * self._traffic(instruction, table)
             if exchange := self._collective(instruction, count):
-                # A collective appears in every fusion that it overlaps with: count each channel once.
+                # The text repeats a collective in each fusion that overlaps it, so add each channel once.
                 channel = re.search(r"channel_id=\d+", instruction.attributes)
                 shapes = tuple(shape.dims for shape in exchange.result)
                 key = exchange.kind, shapes, channel[0] if channel else instruction.name
@@ -107,7 +107,7 @@ class HloProgram:
     def _walk(
         self, name: str, count: int, fused: bool
     ) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int, bool]]:
-        """Yield each executed instruction, its computation, its number of executions, and if it is fused."""
+        """Yield (instruction, its computation, number of executions, True if inside a fusion) recursively."""
         table = self.computations[name]
         for instruction in table.values():
             if instruction.op == "while":
@@ -141,10 +141,10 @@ class HloProgram:
     def _bounds(
         self, name: str, given: Mapping[int, Instruction] | None = None
     ) -> Iterator[tuple[int, int | None]]:
-        """Index of the counter and limit of each `counter < limit` in a loop's condition.
+        """Yield a tuple (index, limit) for each comparison in the loop condition `name`.
 
-        The index is a place in the loop's state, -1 for any other comparison. The limit is None unless it is
-        a constant. `given` are the arguments of the fusion that holds the condition.
+        `index` is -1 unless the comparison is `loop_state[index] < limit`. `limit` is None if the limit is
+        not a constant. If `name` is a fusion, `given` maps its parameter numbers to its arguments.
         """
         table = self.computations[name]
 
@@ -165,7 +165,7 @@ class HloProgram:
                 yield from self._bounds(self._called(instruction)[0], inner)
 
     def _stride(self, body: Mapping[str, Instruction], index: int) -> int:
-        """How much the counter grows per iteration; more than 1 if the compiler unrolled the loop."""
+        """Return the increase of the counter per iteration: above 1 if the compiler unrolled the loop."""
         root = _root(body)
         added = body.get(root.operands[index]) if root is not None and root.op == "tuple" else None
         if added is None or added.op not in ("add", "fusion"):
@@ -177,7 +177,7 @@ class HloProgram:
         return constants[0] if len(constants) == 1 and constants[0] > 0 else 1
 
     def _fused_reduce_scatter(self, fusion: Instruction) -> Instruction | None:
-        """On TPU a reduce-scatter is a fusion of an all-reduce and a slice; return it as one instruction."""
+        """Return a reduce-scatter for a fusion of an all-reduce and a slice (used on TPU), otherwise None."""
         called = next(iter(self._called(fusion)), None)
         inner = list(self.computations[called].values()) if called else []
         reduce = next((i for i in inner if i.op == "all-reduce"), None)
@@ -191,7 +191,7 @@ class HloProgram:
             return None
         shapes = instruction.shapes
         if instruction.op.endswith("-start") and len(shapes) > 1:
-            shapes = (max(shapes, key=lambda shape: shape.bytes),)  # the others are its operand and its flags
+            shapes = (max(shapes, key=lambda shape: shape.bytes),)  # the other outputs are operand and flags
         group = 2 if kind == "collective-permute" else _group(instruction.attributes, self.devices)
         return Collective(kind, shapes, group, count) if group > 1 else None
 
@@ -210,7 +210,7 @@ class HloProgram:
         return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:
-        """Bytes of operands and outputs. If an array is only sliced or updated in place, the slice counts."""
+        """Return the bytes read and written. If only a slice of an array is used, only the slice counts."""
         called = next(iter(self._called(fusion)), None)
         if called is None:
             return fusion.main_bytes + sum(operand.main_bytes for operand in operands)
@@ -252,7 +252,7 @@ def _flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
 
 
 def _convolution_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """On TPU a matrix product is a convolution. The batch of a batched product is a spatial axis."""
+    """Compute the FLOPs of a convolution. TPU matrix products are convolutions with spatial batch axes."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         return 0.0
@@ -266,7 +266,7 @@ def _convolution_flops(instruction: Instruction, table: Mapping[str, Instruction
 
 
 def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> int:
-    """Number of (output, tap) pairs along a spatial axis that read an input entry and not padding."""
+    """Count the pairs (output entry, kernel entry) of a spatial axis that read an input, not padding."""
 
     def setting(name: str, default: str) -> str:
         found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_\-]+)", attributes)
@@ -279,7 +279,7 @@ def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> 
 
 
 def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """FLOPs of an attention kernel, whose inside is not in the text. A causal kernel does half of them."""
+    """Compute the FLOPs of an attention kernel from its operands; a causal kernel needs half of them."""
     products = next(
         (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
     )
@@ -295,7 +295,7 @@ def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) ->
     return products * 2.0 * queries.size * length / (2 if causal else 1)
 
 
-# Number of matrix products (length × length × width) in a kernel, by a part of its name.
+# {part of a kernel's name: number of matrix products (length × length × width) in the kernel}
 _KERNELS = {
     "splash_mha_fwd": 2,
     "splash_mha_dq": 3,
@@ -306,7 +306,7 @@ _KERNELS = {
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Number of devices per replica group, from any of the ways in which groups are written."""
+    """Return the size of a replica group, written in one of three notations; `devices` if none matches."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return listed[1].count(",") + 1
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):

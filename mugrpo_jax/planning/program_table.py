@@ -1,4 +1,4 @@
-"""Convert compiled programs to a text table and to plain data for JSON."""
+"""Convert compiled programs to a text table and to dicts for JSON."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FL
 
 
 def program_dict(program: CompiledProgram, time: CallTime | None) -> dict[str, Any]:
-    """Return a program's memory and costs as plain data for JSON."""
+    """Return a program's memory, cost and estimated time as a dict for JSON."""
     found = {
         "name": program.name,
         "resident": program.resident,

@@ -27,8 +27,8 @@ from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets
 
-# The naive packer skips the search for good machine code, which takes most of the compile time and changes
-# neither memory nor messages.
+# The naive packer skips the search for fast machine code. The search takes most of the compile time and
+# changes neither the memory nor the collectives.
 _TPU_OPTIONS = {"xla_jf_naive_bundle_packer": True, "xla_dump_hlo_as_text": True}
 _REFUSED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -39,8 +39,8 @@ class CompiledProgram:
     """A compiled program and the bytes that it needs on one device.
 
     Attributes:
-      name: the kind of the program (its first word) and its shape.
-      resident: bytes of other arrays that are on the device while the program runs.
+      name: the kind of the program and its shape, such as `prefill 8 × 512`.
+      resident: bytes of arrays that stay on the device during the program but are not its arguments.
       outputs: bytes of the outputs, without outputs that reuse the memory of arguments.
       temporaries: bytes that the program needs only while it runs.
       cost: cost of one call; None if the compiler refused the program because of its memory.
@@ -55,22 +55,22 @@ class CompiledProgram:
 
     @property
     def peak(self) -> int:
-        """Most bytes in use on the device while it runs."""
+        """Return the largest number of bytes in use on the device while the program runs."""
         return self.resident + self.arguments + self.outputs + self.temporaries
 
     @property
     def kind(self) -> str:
-        """`update`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
     def fits(self, chip: Chip) -> bool:
-        """Whether it compiled and fits into the chip's memory."""
+        """Return whether the program compiled and fits into the chip's memory."""
         return self.cost is not None and self.peak <= chip.usable_memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program of a run, not yet compiled; `lower()` lowers it."""
+    """A program of a run before compilation: `lower()` lowers it; `CompiledProgram` explains the fields."""
 
     name: str
     resident: int
@@ -78,12 +78,12 @@ class Program:
 
     @property
     def kind(self) -> str:
-        """`update`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
 
 def compile_program(program: Program, topology: Topology) -> CompiledProgram:
-    """Compile a program for a topology. If the compiler refuses it because of its memory, `cost` is None."""
+    """Compile a program. If the compiler refuses it because of its memory, the result has `cost` None."""
     lowered = program.lower()
     try:
         compiled, text = _compile(lowered, topology)
@@ -118,7 +118,7 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
 
 
 def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
-    """Return the programs of a run that must be compiled. `host` replaces the devices of the sampler."""
+    """Return the programs to compile for a run. If `host` is given, the sampler uses these devices."""
     updates = UpdatePrograms(run.config, run.model, run.mesh)
     programs = list(updates.programs())
     if run.sampler is not None:
@@ -132,7 +132,7 @@ def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program
 
 
 class UpdatePrograms:
-    """The update step of a config on a mesh, with abstract arrays."""
+    """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
@@ -145,11 +145,11 @@ class UpdatePrograms:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the whole training state on one device."""
+        """Return the bytes of the whole training state on one device."""
         return bytes_on_device(self.state)
 
     def programs(self) -> Iterator[Program]:
-        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer's step."""
+        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer step."""
         buckets = update_buckets(self.config, self.mesh)
         for shape in largest_shapes(buckets):
             yield Program(
@@ -160,7 +160,7 @@ class UpdatePrograms:
         yield Program("optimizer", 0, self.apply)
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
-        """Lower `UpdateStep.accumulate` for one micro-batch shape."""
+        """Lower `UpdateStep.accumulate` for a micro-batch shape that `groups` devices split."""
         split = batch_sharding(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
@@ -192,7 +192,7 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
-    """Yield prefill of the longest prompts, and decoding over the whole KV cache, also with top-p if used."""
+    """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if used."""
     bucket = plan.prompt_buckets[-1]
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size

@@ -1,4 +1,4 @@
-"""Find settings with which a run fits. Changes that slow the run least are tried first."""
+"""Find settings with which a run fits into memory. Changes that slow the run least are tried first."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from mugrpo_jax.planning.run_plan import RunPlan, plan_run
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:
-    """Compile the run with each of the `candidates`; return the first that fits, or None if none fits."""
+    """Compile the run with the overrides from `candidates`; return the first overrides that fit, or None."""
     kinds = {program.kind for program in plan.too_large} or {"update", "decode"}
     for overrides in candidates(plan):
         try:
@@ -28,7 +28,7 @@ def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple
 
 
 def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
-    """Yield config overrides to try for the sampler, the update or both, the weakest changes first."""
+    """Yield config overrides that reduce the memory of the programs that are too large, mildest first."""
     config, run = plan.run.config, plan.run
     large = {program.kind for program in plan.too_large}
     steps: list[str] = []
@@ -59,7 +59,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
-    """Return whether all programs of these kinds fit. Programs of other kinds already fit and only shrink."""
+    """Return whether all programs of these kinds fit. Programs of other kinds fit already and do not grow."""
     wanted = [p for p in programs_of(run, plan.topology.host_devices()) if p.kind in kinds]
     bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
     return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)

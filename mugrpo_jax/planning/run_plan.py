@@ -24,15 +24,15 @@ _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, without the activations of updates: only the compiler knows those.
+    """Bytes in use on one device, without the activations of updates, which only the compiler knows.
 
     Attributes:
       weights: float32 weights.
       optimizer: both moments of AdamW.
-      drift: weights at the start of the stage and the last gradient, for the drift metrics; 0 if untracked.
+      drift: weights at the start of the stage and the last gradient; 0 if `track_drift` is False.
       gradients: float32 gradient, summed over micro-batches.
       compute: weights and the gradient of one micro-batch, both in the compute dtype.
-      sampler: weights, cache and work arrays of the sampler; freed before the updates start.
+      sampler: weights, KV cache and temporary arrays of the sampler, which are freed before updates start.
       device: free memory of a device; None if unknown.
     """
 
@@ -46,30 +46,30 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """Bytes in use all the time."""
+        """Return the bytes in use during the whole run."""
         return self.weights + self.optimizer + self.drift
 
     @property
     def generating(self) -> int:
-        """Bytes in use during generation."""
+        """Return the bytes in use during generation."""
         return self.state + self.sampler
 
     @property
     def updating(self) -> int:
-        """Bytes in use during updates, without activations."""
+        """Return the bytes in use during updates, without activations."""
         return self.state + self.gradients + self.compute
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """The sizes of a run, computed from its config. `print(plan)` shows them.
+    """The sizes of a run, computed from its config. `print(plan)` shows the sizes.
 
     Attributes:
-      buckets: micro-batch shapes, one compiled program each.
-      sampler: sizes of the sampler; None if a stage is replayed and nothing is evaluated.
+      buckets: micro-batch shapes; one program is compiled for each shape.
+      sampler: sizes of the sampler; None if the run needs no sampler or if no sampler fits.
       memory: bytes on each device.
       checkpoint_bytes: size of one checkpoint on disk.
-      problem: why the run does not fit on these devices, in one line; None if no reason is known.
+      problem: one line that says why the run does not fit on these devices; None if no reason is known.
     """
 
     config: RunConfig
@@ -83,44 +83,44 @@ class RunPlan:
 
     @property
     def stages(self) -> int:
-        """Number of stages of this run."""
+        """Return the number of stages in this run."""
         return len(self.config.stages)
 
     @property
     def updates(self) -> int:
-        """Number of optimizer updates of this run."""
+        """Return the number of optimizer updates in this run."""
         return self.stages * self.config.batch.updates_per_stage
 
     @property
     def rows_per_update(self) -> int:
-        """Responses in one update."""
+        """Return the number of responses in one update."""
         return self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
 
     @property
     def responses_per_stage(self) -> int:
-        """Responses generated in one stage; 0 if it is replayed."""
+        """Return the number of responses generated in one stage; 0 if the run replays a stage."""
         replayed = self.config.replay.run is not None
         return 0 if replayed else self.config.prompts_per_stage * self.config.batch.responses_per_prompt
 
     @property
     def responses_trained_per_stage(self) -> int:
-        """Responses that the updates of one stage read; a response counts once per pass."""
+        """Return the number of responses in all updates of a stage; a response counts once per pass."""
         return self.rows_per_update * self.config.batch.updates_per_stage
 
     @property
     def most_micro_batches(self) -> int:
-        """Micro-batches of an update if every response has the greatest length."""
+        """Return the number of micro-batches in an update if all responses have the maximum length."""
         return -(-self.rows_per_update // self.buckets.rows(self.buckets.lengths[-1]))
 
     @property
     def rollout_bytes(self) -> int:
-        """Upper bound of the size of all rollouts on disk."""
+        """Return an upper bound of the bytes of all rollouts on disk."""
         tokens = self.stages * self.responses_per_stage * self.config.sampling.max_response_tokens
         return tokens * _BYTES_PER_ROLLOUT_TOKEN
 
     @property
     def checkpoints_kept(self) -> int:
-        """Most checkpoints on disk at once."""
+        """Return the largest number of checkpoints that are on disk at the same time."""
         keep = self.config.checkpoints
         return keep.keep_last + keep.keep_best + keep.keep_stage_starts * self.stages
 
@@ -233,9 +233,9 @@ def plan_run(
     """Compute the plan of a run. No arrays are allocated and no weights are loaded.
 
     Args:
-      model: shape of the model; None reads it from the model that the config names.
-      mesh: all devices; None takes the devices of this machine in the config's mesh shape.
-      device_memory: free bytes on each device; None asks the device.
+      model: shape of the model; if None, the shape of the model that the config names.
+      mesh: all devices of the run; if None, this machine's devices in the config's mesh shape.
+      device_memory: free bytes on each device; if None, the free memory that the device reports.
     """
     model = run_model_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh

@@ -1,7 +1,4 @@
-"""Turn panels into the JSON data that `assets/charts.js` draws with BokehJS in the reader's browser.
-
-The browser does the drawing, so that writing a report takes a run little time.
-"""
+"""Turn panels into JSON data. `assets/charts.js` draws the data in the browser, so writing a page is fast."""
 
 from typing import Any
 
@@ -10,11 +7,11 @@ import numpy as np
 from mugrpo_jax.report.colors import GREY, line_color, line_strength, nth_color
 from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
 
-_MOST_DOTS = 64  # a line with more points has no dots: they would overlap
+_MOST_DOTS = 64  # a line with more points is drawn without dots, because dots would overlap
 
 
 def chart(panel: Panel | Bars, target: str, names: list[str]) -> dict[str, Any]:
-    """Return the data of the chart for the HTML element with id `target`. `names` are the runs' names."""
+    """Return the chart of a panel for the HTML element with id `target`. `names` are the runs' names."""
     shared = {"target": target, "y": panel.y}
     return shared | (_bars(panel, names) if isinstance(panel, Bars) else _lines(panel, names))
 

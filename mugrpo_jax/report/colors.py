@@ -1,4 +1,4 @@
-"""Colours of lines and bars. Their contrast with a white and with a dark page is at least 3 : 1."""
+"""Choose colours of lines and bars. Their contrast with a white and with a dark page is at least 3 : 1."""
 
 from mugrpo_jax.report.panel_data import Line
 
@@ -8,19 +8,19 @@ _OLD_TO_NEW = ((43, 127, 208), (138, 104, 216), (200, 80, 140), (213, 94, 0))
 
 
 def line_color(line: Line, runs: int) -> str:
-    """The colour of the run; for a single run, that of the stage, from blue (first) to orange (last)."""
+    """Return the colour of a line's run or, if there is only one run, the colour of the line's stage."""
     if runs > 1 or line.stage is None:
         return nth_color(line.run)
     return ramp(line.age)
 
 
 def line_strength(line: Line, runs: int) -> float:
-    """Return the opacity of a line. With several runs, the lines of early stages are fainter."""
+    """Return the opacity of a line. If there are several runs, the lines of early stages are fainter."""
     return 1.0 if runs == 1 or line.stage is None else 0.35 + 0.65 * line.age
 
 
 def ramp(place: float) -> str:
-    """The colour of a stage; `place` is 0 for the first stage and 1 for the last.
+    """Return the colour of a stage, from blue for the first stage (`place` 0) to orange for the last (1).
 
     >>> ramp(0.0), ramp(1.0)
     ('#2b7fd0', '#d55e00')

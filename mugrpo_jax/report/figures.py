@@ -1,4 +1,4 @@
-"""Figures for papers and notebooks. Every function takes runs and returns a matplotlib `Figure`.
+"""Draw figures for papers and notebooks. Every function takes runs and returns a matplotlib `Figure`.
 
 from mugrpo_jax.report import figures, read_run
 figures.learning([read_run("runs/quickstart")]).savefig("learning.svg")
@@ -21,7 +21,7 @@ from mugrpo_jax.report.run_history import History, names
 
 
 def overview(runs: Sequence[History]) -> Figure:
-    """Three panels in one figure: the learning curve, the veto, and the effective sample size."""
+    """Draw three panels in one figure: the learning curve, the veto, and the effective sample size."""
     figure = Figure(figsize=(10, 7), dpi=120, layout="constrained")
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
     for axes, panel in ((top, panels.learning), (left, panels.vetoed), (right, panels.effective_sample_size)):

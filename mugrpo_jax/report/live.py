@@ -1,4 +1,4 @@
-"""Write the report of a run while it trains: samples after stages, the page after stages and at the end."""
+"""Write the report of a run while it trains: after stages samples and the page, at the end the page."""
 
 import sys
 import time
@@ -16,16 +16,15 @@ from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.setup.run_setup import RunSetup
 
 _SHARE = 0.05  # largest share of a run's time that may be spent on writing pages
-_SAMPLED = 64  # most stages with samples: for a run of a thousand short stages more would take too long
-_FIRST = 30.0  # seconds before the first page
+_SAMPLED = 64  # most stages with samples, because samples of a thousand short stages would take too long
+_FIRST = 30.0  # seconds before the first page may be written
 
 
 class LiveReport:
-    """Writes `samples/` and `report.html` into a run's folder.
+    """Writes `samples/` and the page `report.html` into the folder of a run while the run trains.
 
-    Process 0 writes the page, but skips it after a stage if pages would take more than a small share of the
-    run's time. It always writes the page when the run ends, stops or fails. An error in a report is printed
-    and does not stop the training.
+    Process 0 writes the page after a stage, unless pages would take more than `_SHARE` of the run's time,
+    and always when the run ends, stops or fails. An error in writing is printed and does not stop training.
     """
 
     def __init__(self, folder: Path, policy: RunSetup) -> None:
@@ -34,20 +33,20 @@ class LiveReport:
         self._quiet_until = time.monotonic() + _FIRST
 
     def after_stage(self, params: Any, stage_index: int, rollouts: RolloutFolder) -> None:
-        """Write samples of the stage that has just ended, and the page if it is time for one."""
+        """Write samples of the stage that has just ended, and the page unless the last page is too recent."""
         config = self.policy.config
         apart = -(-config.batch.stages // _SAMPLED)
         if config.report.samples and (stage_index + 1) % apart == 0:
             path = self.folder / "samples" / f"stage-{stage_index:03d}.json"
             rows = _try(lambda: pick_samples(self._scorer, config, rollouts))
-            # Scoring runs on all devices, so either all hosts run it or none does.
+            # Scoring is a program on all devices, so either all hosts execute it or no host does.
             if all(distributed.gather("samples", rows is not None)):
                 _try(lambda: write_samples(self._scorer, params, config, rows, path))
         if time.monotonic() >= self._quiet_until:
             self._draw()
 
     def finish(self) -> None:
-        """Write the page a last time, if there are any metrics."""
+        """Write the page for the last time, unless the run recorded no metrics."""
         if (self.folder / "metrics.jsonl").exists():
             self._draw()
 

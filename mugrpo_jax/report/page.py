@@ -62,19 +62,19 @@ def _asset(name: str) -> str:
 
 
 def _bokeh(name: str) -> str:
-    """A BokehJS library, read from the installed Python package."""
+    """Read the JavaScript file `name` of BokehJS from the installed Python package."""
     static = resources.files("bokeh").joinpath("server", "static", "js", name)
     return static.read_text(encoding="utf-8") + "\n"
 
 
 def _json(value: Any) -> str:
-    """JSON that is safe inside an HTML script element."""
+    """Convert a value to JSON that is safe inside an HTML script element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """A figure of the page: id of its element, texts, legend, and its numbers as a table."""
+    """What the template needs to show a figure: element id, texts, legend, and a table of the numbers."""
 
     id: str
     title: str
@@ -159,7 +159,7 @@ def _stage_rows(run: History) -> list[list[str]]:
 
 
 def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
-    """The colour of each drawn stage; empty for several runs, whose colours show the run."""
+    """Return (stage, colour) for each drawn stage; empty for several runs, where colours mean runs."""
     return [] if len(runs) > 1 else [(stage, ramp(age)) for stage, age in drawn_stages(runs[0]).items()]
 
 
@@ -176,7 +176,7 @@ def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
 
 
 def number(value: float) -> str:
-    """Write a number as text for a table.
+    """Convert a number to text for a table.
 
     >>> number(0.1234567), number(1234567.0), number(2e-7), number(float("nan")), number(float("inf"))
     ('0.1235', '1,234,567', '2.00e-07', '–', 'not reached')
@@ -201,7 +201,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:
-    """Rows of a table: key, value in each run, and whether the values differ."""
+    """Return a row for each key: the key, its value in each run, and True if the values differ."""
     keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = [
         (key, ["–" if column.get(key) is None else str(column[key]) for column in columns]) for key in keys

@@ -11,9 +11,9 @@ import numpy as np
 
 from mugrpo_jax.report.run_history import History
 
-MOST_POINTS = 512  # points of a line over a whole run
-MOST_STAGE_POINTS = 128  # points of a line over one stage
-MOST_STAGES = 12  # stages of one run that a figure draws
+MOST_POINTS = 512  # most points of a line over a whole run
+MOST_STAGE_POINTS = 128  # most points of a line over one stage
+MOST_STAGES = 12  # most stages of one run that a figure draws
 MOST_BARS = 32
 ACCURACY = "held-out accuracy"  # the line that is drawn with points and error bars
 STYLES = ("solid", "dashed", "dotted")
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line or set of points.
+    """One line of a panel, or a set of points.
 
     Attributes:
-      run: number of the run, counted from 0.
-      name: what the line shows.
-      x, y: the points.
-      low, high: limits of a band around the line, or None.
-      style: one of `STYLES`, or `points`.
-      stage: the stage, or None for a line over all stages.
-      age: place of the stage among the drawn stages, from 0 (first) to 1 (last).
+      run: index of the run in the list of runs.
+      name: the metric that the line shows, as in the legend.
+      x, y: coordinates of the points.
+      low, high: lower and upper limit of a band around the line at each point; None without a band.
+      style: one of `STYLES`, or `points` for points without a line.
+      stage: the stage that the line shows; None for a line over all stages.
+      age: position of the stage among the drawn stages, from 0 (first) to 1 (last).
     """
 
     run: int
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def banded(self) -> bool:
-        """Whether there is a band and it has a width."""
+        """Return whether the line has a band, and `low` and `high` differ."""
         if self.low is None or self.high is None:
             return False
         return not np.array_equal(self.low, self.high, equal_nan=True)
@@ -55,14 +55,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Lines over a common axis.
+    """The data of a figure with lines over a common x axis.
 
     Attributes:
       x, y: labels of the axes.
-      marks: vertical lines, such as starts of stages, as tuples (label, x, number of the run or None).
+      marks: vertical lines, such as starts of stages, as tuples (label, x, index of the run or None).
       levels: horizontal lines as tuples (label, y).
       low, high: limits of the y axis; None to fit the data.
-      log: axes with a logarithmic scale: "", "y" or "xy".
+      log: which axes have a logarithmic scale: "", "y" or "xy".
       note: caption of the figure.
     """
 
@@ -79,23 +79,23 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether there are no values to draw."""
+        """Return whether there are no values to draw."""
         return not any(np.isfinite(line.y).any() for line in self.lines)
 
     @property
     def styles(self) -> dict[str, str]:
-        """Line style by line name."""
+        """Return {name of a line: style of the line}."""
         return {line.name: line.style for line in self.lines}
 
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Stacked bars, one for each stage of a run, or for several neighbouring stages.
+    """The data of a figure with stacked bars. Each bar shows one stage of a run or some neighbouring stages.
 
     Attributes:
       y: label of the y axis.
-      groups: a tuple (number of the run, label) for each bar.
-      parts: for the name of each part, its height in each bar.
+      groups: a tuple (index of the run, label) for each bar.
+      parts: {name of a part: height of the part in each bar}.
       note: caption of the figure.
     """
 
@@ -107,16 +107,16 @@ class Bars:
 
     @property
     def empty(self) -> bool:
-        """Whether all bars have height 0."""
+        """Return whether all bars have height 0."""
         return not any(values.any() for values in self.parts.values())
 
 
 def reduce(
     x: np.ndarray, y: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean x, and the mean, smallest and largest y of each piece. Pieces begin at `starts`.
+    """Divide a line into pieces and return the mean x, mean y, smallest y and largest y of each piece.
 
-    NaN in y is ignored. A piece without any value has NaN as its mean, smallest and largest y.
+    `starts` are the indices where the pieces begin. NaN in y is ignored; a piece with only NaN gives NaN.
 
     >>> x, y, low, high = reduce(np.arange(4.0), np.array([1.0, 3.0, np.nan, 8.0]), np.array([0, 2]))
     >>> x.tolist(), y.tolist(), low.tolist(), high.tolist()
@@ -141,7 +141,7 @@ def reduce(
 
 
 def even_bins(count: int, most: int) -> np.ndarray:
-    """Divide `count` items into at most `most` pieces of equal length; return the start of each piece.
+    """Divide `count` items into at most `most` pieces of equal length; return the first index of each piece.
 
     >>> even_bins(10, most=4).tolist()
     [0, 3, 6, 9]
@@ -150,12 +150,12 @@ def even_bins(count: int, most: int) -> np.ndarray:
 
 
 def bin_size(count: int, most: int) -> int:
-    """Length of a piece if `count` updates are divided into at most `most` pieces."""
+    """Return the length of each piece if `count` items are divided into at most `most` pieces."""
     return max(-(-count // most), 1)
 
 
 def run_bins(run: History) -> np.ndarray:
-    """Return the start of each piece of a run. Pieces end where a stage ends, unless stages are short."""
+    """Return the first index of each piece of a run. Unless stages are short, no piece spans two stages."""
     size = bin_size(len(run.updates), MOST_POINTS)
     if size > run.config.batch.updates_per_stage:
         return np.arange(0, len(run.updates), size)

@@ -28,12 +28,12 @@ from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
 
 
 def learning(runs: Sequence[History]) -> Panel:
-    """Held-out accuracy and training reward over updates, with the starts of stages."""
+    """Panel: held-out accuracy and training reward against updates; vertical lines show starts of stages."""
     return _learning(runs, "updates")
 
 
 def learning_by_time(runs: Sequence[History]) -> Panel:
-    """Held-out accuracy and training reward over wall-clock time."""
+    """Panel: held-out accuracy and training reward against wall-clock time."""
     return _learning(runs, "seconds")
 
 
@@ -81,31 +81,31 @@ def _learning_note(runs: Sequence[History], over: str) -> str:
 
 
 def clipped(runs: Sequence[History]) -> Panel:
-    """Share of tokens whose gradient the clip removes, against staleness."""
+    """Panel: the share of tokens whose gradient the clip removes, against staleness."""
     metrics = {"all tokens": "clipped/tokens", "A > 0": "clipped/positive_tokens"}
     return _against_staleness(runs, "Clipped tokens", "share of tokens", metrics, low=0)
 
 
 def vetoed(runs: Sequence[History]) -> Panel:
-    """Share of tokens that the veto removes, and of responses that trigger it, against staleness."""
+    """Panel: shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
     metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
     note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
     return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
 
 
 def effective_sample_size(runs: Sequence[History]) -> Panel:
-    """Effective sample size of tokens and of responses, as a share of their number, against staleness."""
+    """Panel: effective sample size divided by the number of tokens or responses, against staleness."""
     metrics = {"tokens": "ess/tokens", "responses": "sequence_ess/responses"}
     return _against_staleness(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05)
 
 
 def ratios_positive(runs: Sequence[History]) -> Panel:
-    """Quantiles of the ratio on tokens with positive advantage, against staleness."""
+    """Panel: quantiles of the importance ratio of tokens with positive advantage, against staleness."""
     return _ratio_quantiles(runs, "positive", ">")
 
 
 def ratios_negative(runs: Sequence[History]) -> Panel:
-    """Quantiles of the ratio on tokens with negative advantage, against staleness."""
+    """Panel: quantiles of the importance ratio of tokens with negative advantage, against staleness."""
     return _ratio_quantiles(runs, "negative", "<")
 
 
@@ -118,25 +118,25 @@ def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel
 
 
 def mean_ratio_negative(runs: Sequence[History]) -> Panel:
-    """E[ρ | A < 0], the mean ratio on tokens with negative advantage, against staleness."""
+    """Panel: the mean importance ratio ρ of tokens with advantage A < 0, against staleness."""
     metrics = {"mean": "ratio/negative_tokens"}
     return _against_staleness(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
 
 
 def gap(runs: Sequence[History]) -> Panel:
-    """|log π − log b| against staleness. At staleness 0 it is the gap between sampler and trainer."""
+    """Panel: |log-ratio| against staleness. The value at staleness 0 is the sampler–trainer gap."""
     note = "At staleness 0 the policy has not changed yet: the value is the gap between sampler and trainer."
     metrics = {"mean": "gap/tokens", "largest": "gap_max"}
     return _against_staleness(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
 
 
 def drift(runs: Sequence[History]) -> Panel:
-    """Distance of the weights from those that generated the stage, against staleness."""
+    """Panel: the drift, the distance from the weights at the start of the stage, against staleness."""
     return _against_staleness(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
 
 
 def gradient_cosine(runs: Sequence[History]) -> Panel:
-    """Cosine of consecutive gradients, which rises before a collapse, against staleness."""
+    """Panel: the cosine of consecutive gradients, which rises before a collapse, against staleness."""
     note = "Near 0 while training is stable. Above 0.5 it warns of a collapse."
     title, metrics = "Cosine of consecutive gradients", {"cosine": "gradient_cosine"}
     return _against_staleness(runs, title, "cosine", metrics, levels=(("0.5", 0.5),), note=note)
@@ -178,7 +178,7 @@ def _against_staleness(
 
 
 def _drawable(values: np.ndarray, log: str) -> np.ndarray:
-    """The values that the scale of the y axis can show; a logarithmic scale has no place for 0."""
+    """Replace values that a logarithmic y axis cannot show (0 and below) by NaN, if `log` is not empty."""
     return np.where(values > 0, values, np.nan) if log else values
 
 
@@ -198,12 +198,12 @@ def _stages_note(runs: Sequence[History]) -> str:
 
 
 def response_length(runs: Sequence[History]) -> Panel:
-    """Mean length of the responses in each update."""
+    """Panel: the mean response length in each update, against updates."""
     return _over_updates(runs, "Response length", "tokens", {"mean": "response_length"}, low=0)
 
 
 def gradient_norm(runs: Sequence[History]) -> Panel:
-    """Norm of the gradient before it is clipped."""
+    """Panel: the norm of the gradient before gradient clipping, against updates."""
     return _over_updates(runs, "Gradient norm", "‖g‖", {"norm": "gradient_norm"}, log="y")
 
 
@@ -234,7 +234,7 @@ def _largest_bin(runs: Sequence[History]) -> int:
 
 
 def throughput(runs: Sequence[History]) -> Panel:
-    """Response tokens per second, in generation and in updates."""
+    """Panel: response tokens per second in generation and in updates, against updates."""
     lines = []
     for i, run in enumerate(runs):
         updates = run.values("tokens") / np.maximum(run.values("seconds/update"), 1e-9)
@@ -249,7 +249,7 @@ def throughput(runs: Sequence[History]) -> Panel:
 
 
 def slot_occupancy(runs: Sequence[History]) -> Panel:
-    """Share of the sampler's slots that were busy, by stage."""
+    """Panel: the share of the sampler's slots that were busy, against stages."""
     lines = [
         Line(
             i,
@@ -267,7 +267,7 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 
 
 def staleness_law(runs: Sequence[History]) -> Panel:
-    """S·η and T·η of each run, with the reported limits and those that were fitted or measured."""
+    """Panel: S·η and T·η of each run with limits (S: updates per stage, T: updates, η: learning rate)."""
     positions = [law.position(run) for run in runs]
     lines = [
         Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")

@@ -1,4 +1,4 @@
-"""Describe the rollouts of a run as text: number, lengths, rewards, and some responses."""
+"""Describe the rollouts of a run as text: their number, lengths and rewards, and some responses."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,10 @@ _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 def describe_rollouts(
     run: Path, *, stage: int | None = None, show: int = 0, rewards: tuple[float, float] | None = None
 ) -> str:
-    """Describe the rollouts in the folder `run` of one stage, or of all stages if `stage` is None.
+    """Describe the rollouts of the run in folder `run`: one stage, or all stages if `stage` is None.
 
-    `show` responses of each stage, evenly spread, are shown as text. With `rewards`, only responses with a
-    reward in this closed interval are described.
+    The text of `show` responses per stage, evenly spread, is added. If `rewards` is given, only responses
+    with a reward in this closed interval are described.
     """
     config = read_config(run)
     origin = run if config.replay.run is None else Path(config.replay.run)

@@ -1,4 +1,4 @@
-"""Read the journal of a run (`metrics.jsonl`) and arrange it for tables and figures."""
+"""Read the journal of a run (`metrics.jsonl`) and sort its records for tables and figures."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ class StageFigures:
       reward: mean reward of the stage's rollouts.
       vetoed: share of vetoed tokens, mean over the stage's updates.
       ess: effective sample size as a share of tokens, at the stage's last update.
-      generate_seconds: time of generating and scoring; 0 if the stage was replayed.
+      generate_seconds: seconds of generation and scoring; 0 if the stage was replayed.
       accuracy: held-out accuracy after the stage.
     """
 
@@ -44,11 +44,11 @@ class StageFigures:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The records of one run, by kind, in the order in which they were written.
+    """The journal records of one run, sorted by kind. Records of one kind keep the order of the journal.
 
-    `record["seconds"]["clock"]` is the running time of the run when the record was written; pauses between a
-    stop and a restart do not count. `phases[stage]` has the seconds spent in each of `PHASES`; stage -1 is
-    the time before the first stage.
+    `record["seconds"]["clock"]` is the running time of the run when the record was written, without pauses
+    between a stop and a restart. `phases[stage][phase]` is the seconds that a stage spent in one of `PHASES`.
+    Stage -1 is the time before the first stage.
     """
 
     name: str
@@ -63,23 +63,23 @@ class History:
 
     @property
     def boundaries(self) -> list[int]:
-        """Number of updates done at the start of each stage after the first."""
+        """Return the number of updates done before each stage, without the first stage."""
         mu = self.config.batch.updates_per_stage
         return [stage * mu for stage in self.config.stages[1:]]
 
     @property
     def done(self) -> int:
-        """Number of updates done so far."""
+        """Return the number of updates done so far."""
         return self.updates[-1]["updates"] if self.updates else 0
 
     @property
     def finished(self) -> bool:
-        """Whether the last update of the last stage is done."""
+        """Return whether the last update of the last stage is done."""
         return self.done >= self.config.stages.stop * self.config.batch.updates_per_stage
 
     @property
     def seconds(self) -> float:
-        """Running time of the run so far."""
+        """Return the running time of the run so far, without pauses."""
         records = (*self.warm_start, *self.evaluations, *self.generations, *self.updates)
         return max((record["seconds"]["clock"] for record in records), default=0.0)
 
@@ -98,7 +98,7 @@ class History:
 
     @functools.cached_property
     def stage_slices(self) -> dict[int, slice]:
-        """The slice of `updates` that belongs to each stage."""
+        """Return {stage: slice of `updates` that belongs to the stage}."""
         slices, start = {}, 0
         for stage, records in itertools.groupby(self.updates, lambda record: record["stage"]):
             end = start + sum(1 for _ in records)
@@ -107,11 +107,11 @@ class History:
         return slices
 
     def by_stage(self) -> list[list[dict[str, Any]]]:
-        """Return the update records of each stage that has updates."""
+        """Return a list of update records for each stage that has updates."""
         return [list(self.updates[part]) for part in self.stage_slices.values()]
 
     def stages(self) -> list[StageFigures]:
-        """Return the numbers of every stage that has started."""
+        """Return the `StageFigures` of every stage that has started."""
         generated = {record["stage"]: record for record in self.generations}
         updated = {records[0]["stage"]: records for records in self.by_stage()}
         return [
@@ -138,7 +138,7 @@ class History:
 
 
 def read_run(folder: str | Path) -> History:
-    """Read the journal of a run, which need not be finished."""
+    """Read the journal of a run. The run need not be finished."""
     folder = Path(folder)
     config = read_config(folder)
     path = folder / "metrics.jsonl"
@@ -170,7 +170,7 @@ def names(runs: Sequence[History]) -> list[str]:
 
 
 def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
-    """Set `seconds.clock`. Records of older runs have no `elapsed`: the sum of their phases is used."""
+    """Set `seconds.clock` in each record. If `seconds.elapsed` is missing (old runs), add up the phases."""
     clock = 0.0
     for record in records:
         seconds = record.setdefault("seconds", {})
@@ -180,7 +180,7 @@ def _set_clocks(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """Seconds by stage and phase. Time that belongs to no phase counts as switching."""
+    """Return {stage: {phase: seconds}}. Time outside all other phases belongs to the phase `switching`."""
     found: dict[int, dict[str, float]] = {}
     elapsed: dict[int, float] = {}
     stage = -1
@@ -197,7 +197,7 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def _phase_seconds(kind: str, seconds: dict[str, float]) -> dict[str, float]:
-    """Seconds by phase in one record. Compiling is subtracted from the phase in which it happened."""
+    """Return {phase: seconds} of one record. Compile time is subtracted from the phase that compiled."""
     compiling = seconds.get("compile", 0.0)
     if kind == "stage":
         phase, spent = "generation", seconds.get("sample", seconds.get("generate", 0.0))

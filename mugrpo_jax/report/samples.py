@@ -1,7 +1,7 @@
-"""Sample responses of each stage, token by token, scored by the policy after the stage's updates.
+"""Choose some responses of each stage for the report, and score their tokens after the stage's updates.
 
-`samples/stage-000.json` in a run's folder has for each response: the text of every token, its log-prob when
-it was sampled and after the stage's updates, the reward, the advantage, and which tokens the veto removes.
+The file `samples/stage-000.json` in a run's folder has for each response the reward, the advantage, the text
+of each token, its log-probs at sampling and after the updates, and the tokens that the veto removes.
 """
 
 import functools
@@ -30,13 +30,13 @@ from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, read_groups, shap
 from mugrpo_jax.setup.run_setup import RunSetup
 from mugrpo_jax.training import StepOptions
 
-PAGE_BYTES = 1_500_000  # most bytes of samples in one page
-MOST_TOKENS = 2048  # most tokens of one response in a page
-_GROUPS = 64  # samples are chosen among the first groups of a stage
+PAGE_BYTES = 1_500_000  # most bytes of samples on one page
+MOST_TOKENS = 2048  # most tokens of one response on a page
+_GROUPS = 64  # samples are chosen among so many groups at the start of a stage
 
 
 class Candidate(NamedTuple):
-    """A response that may be chosen as a sample."""
+    """A response that may be chosen as a sample, with its group and its advantage."""
 
     group: Group
     rollout: Rollout
@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens of prompt and response."""
+        """Return the tokens of the prompt and the response."""
         return np.concatenate([self.group.prompt, self.rollout.tokens])
 
 
@@ -61,7 +61,7 @@ class SampleScorer:
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
-        """Return the log-probs of the tokens in each response."""
+        """Return for each candidate the log-probs of its response tokens under the weights `params`."""
         found: list[np.ndarray] = []
         for start in range(0, len(rows), self.shape[0]):
             batch = rows[start : start + self.shape[0]]
@@ -92,7 +92,7 @@ def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array
 
 
 def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) -> list[Candidate]:
-    """Return the best and worst responses of a stage's first groups, enough to fill one forward pass."""
+    """Return the `candidates` in the first groups of a stage, at least as many as fill one forward pass."""
     groups = list(itertools.islice(read_groups(stage), _GROUPS))
     count = max(config.report.samples, scorer.shape[0])
     rewards = shaped_rewards(groups, config.sampling.max_response_tokens, config.overlong_buffer)
@@ -102,7 +102,7 @@ def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) 
 def write_samples(
     scorer: SampleScorer, params: Any, config: RunConfig, rows: Sequence[Candidate], path: Path
 ) -> None:
-    """Score candidates and write the chosen ones (see `choose`). All processes score, process 0 writes."""
+    """Score candidates on all processes. Process 0 writes the samples from `choose` into the file `path`."""
     count = config.report.samples
     scored = list(zip(rows, scorer(params, rows)))
     if jax.process_index() == 0:
@@ -127,7 +127,7 @@ def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advanta
 
 
 def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[tuple[Candidate, np.ndarray]]:
-    """Choose half with advantage < 0, smallest ratios first, and half with advantage > 0, then the others."""
+    """Return `count` items: half with advantage < 0 (smallest ratio first), half > 0, then other items."""
 
     def lowest(item: tuple[Candidate, np.ndarray]) -> float:
         row, logp = item
@@ -142,11 +142,11 @@ def choose(scored: Sequence[tuple[Candidate, np.ndarray]], count: int) -> list[t
 
 
 def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return one sample as plain data for JSON."""
+    """Return a sample as a dict for JSON. `logp` are the log-probs after the stage's updates."""
     settings = config.objective.settings
     scope, ratio = settings.get("veto", "none"), settings.get("veto_ratio", 1e-4)
     log_ratio = logp - row.rollout.logprobs
-    # Padded to the longest possible response: with one shape, jax compiles only once.
+    # Pad to the longest possible response, so that jax compiles only one shape.
     padded, mask = np.zeros((2, 1, max(config.sampling.max_response_tokens, len(logp))), np.float32)
     padded[0, : len(logp)], mask[0, : len(logp)] = log_ratio, 1
     kept = objectives.veto_mask(padded, np.array([row.advantage]), mask, scope=scope, ratio=ratio)
@@ -200,12 +200,12 @@ def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
         return json.loads(path.read_text())
-    except ValueError:  # a damaged file: the page shows the others
+    except ValueError:  # the file is damaged; the page shows the samples of other files
         return []
 
 
 def _shortened(sample: dict[str, Any]) -> dict[str, Any]:
-    """The sample without the tokens after `MOST_TOKENS`, to keep the page small."""
+    """Return the sample with only its first `MOST_TOKENS` tokens, to keep the page small."""
     tokens = len(sample["pieces"])
     if tokens <= MOST_TOKENS:
         return sample

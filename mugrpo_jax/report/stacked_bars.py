@@ -10,7 +10,7 @@ from mugrpo_jax.report.run_history import PHASES, History
 
 
 def finish_reasons(runs: Sequence[History]) -> Bars:
-    """How the responses of each stage ended, and how many could not be scored."""
+    """Bars: for each stage, the shares of responses that ended, were cut off, or could not be scored."""
 
     def shares(run: History, stages: Sequence[int]) -> dict[str, float]:
         records = [record for record in run.generations if record["stage"] in stages]
@@ -29,7 +29,7 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
 
 
 def time_spent(runs: Sequence[History]) -> Bars:
-    """How the time of each stage was spent."""
+    """Bars: for each stage, the time spent in each phase, such as generation, updates or compiling."""
 
     def seconds(run: History, stages: Sequence[int]) -> dict[str, float]:
         return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
@@ -72,7 +72,7 @@ def _bars(
 
 
 def _bar_stages(stages: Sequence[int], most: int) -> list[list[int]]:
-    """Return the stages of each bar. The time before the first stage (stage -1) has its own bar."""
+    """Divide stages into at most `most` bars. Stage -1, the time before stage 0, has an additional bar."""
     before, numbered = [s for s in stages if s < 0], [s for s in stages if s >= 0]
     size = bin_size(len(numbered), most)
     parts = [numbered[start : start + size] for start in range(0, len(numbered), size)]

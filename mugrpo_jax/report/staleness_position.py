@@ -1,4 +1,7 @@
-"""Compare runs with the staleness law, which limits staleness × learning rate, and give advice."""
+"""Compare runs with the staleness law (see `objectives.staleness_law`), and give advice.
+
+The law limits S·η and T·η, where S is the updates per stage, T the updates done and η the learning rate.
+"""
 
 import dataclasses
 import math
@@ -10,11 +13,11 @@ from mugrpo_jax import objectives
 from mugrpo_jax.report.run_history import History
 
 REPORTED = objectives.UNPROTECTED_GRPO
-# R_batch is the drift at which a stage loses this share of its ESS, or clips this share of its tokens.
+# R_batch is the drift at which the ESS of a stage falls by this share, or this share of tokens is clipped.
 ESS_LOSS, CLIPPED = 0.5, 0.2
 # A run has collapsed if its reward or accuracy falls below this share of the best value and stays there.
 COLLAPSED = 0.5
-_WINDOW = 8  # cosines are averaged over so many updates, because a single one is noisy
+_WINDOW = 8  # number of updates over which cosines are averaged, because a single cosine is noisy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,15 +25,15 @@ class Position:
     """The quantities of the staleness law, measured in one run; NaN if the run did not record the metrics.
 
     Attributes:
-      lag: S, updates per stage.
-      updates: T, updates done so far.
+      lag: S, the number of updates per stage.
+      updates: T, the number of updates done so far.
       learning_rate: η.
       update_size: G, the median of ‖Δθ‖ / η, where Δθ is the change of the weights in one update.
-      batch_drift: R_batch, the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, or infinity.
+      batch_drift: R_batch, the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, or inf.
       largest_drift: the largest drift in any stage.
       collapse: the update at which reward or held-out accuracy collapsed, or None.
-      critical_drift: R_crit, see `critical_drift`; NaN without a collapse.
-      cosine: cosine of consecutive gradients, the largest mean over a few updates; high before a collapse.
+      critical_drift: R_crit, the drift from the first weights at the collapse; NaN without a collapse.
+      cosine: largest mean over `_WINDOW` cosines of consecutive gradients, which is high before a collapse.
     """
 
     lag: int
@@ -45,22 +48,22 @@ class Position:
 
     @property
     def lag_times_rate(self) -> float:
-        """S·η, updates per stage times learning rate."""
+        """Return S·η, the updates per stage times the learning rate."""
         return self.lag * self.learning_rate
 
     @property
     def updates_times_rate(self) -> float:
-        """T·η, updates so far times learning rate."""
+        """Return T·η, the updates done so far times the learning rate."""
         return self.updates * self.learning_rate
 
     @property
     def stale_limit(self) -> float:
-        """R_batch / G, the largest S·η that this run allows."""
+        """Return R_batch / G, the limit on S·η measured in this run (G is `update_size`)."""
         return self.batch_drift / self.update_size if self.update_size else math.nan
 
 
 def position(run: History) -> Position:
-    """Measure the quantities of the law in a run."""
+    """Measure the quantities of the staleness law in a run."""
     rate = run.config.optimizer.learning_rate
     norms = run.values("update_norm")
     norms = norms[np.isfinite(norms)]
@@ -80,7 +83,7 @@ def position(run: History) -> Position:
 
 
 def _batch_drift(run: History) -> float:
-    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`."""
+    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, infinity if none did."""
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
@@ -102,7 +105,7 @@ def _collapse(run: History) -> int | None:
 
 
 def collapse(reward: np.ndarray) -> int | None:
-    """Return the update at which the mean reward fell below half of its best for good, or None.
+    """Return the update at which the mean reward fell below half of its best value and stayed there, or None.
 
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
@@ -120,7 +123,7 @@ def collapse(reward: np.ndarray) -> int | None:
 def accuracy_collapse(
     updates: Sequence[int], accuracy: Sequence[float], level: float = COLLAPSED
 ) -> int | None:
-    """Return the update at which the accuracy fell below `level` times the best so far for good, or None.
+    """Return the update at which the accuracy fell below `level` × the best so far and stayed there, or None.
 
     The update is interpolated between evaluations. Only evaluations show a collapse within a stage, because
     the training reward is measured on rollouts that were sampled before the stage's updates.
@@ -140,10 +143,10 @@ def accuracy_collapse(
 
 
 def critical_drift(run: History, update: int) -> float:
-    """R_crit: the distance from the first weights to those after `update`, summed over the stages.
+    """Return R_crit, the sum of the drifts of all stages up to `update`, at which the run collapsed.
 
-    Drift is recorded from the start of each stage. So the sum equals ‖θ_collapse − θ_0‖ for a collapse in the
-    first stage and is an upper bound of it in later stages.
+    The sum is the distance ‖θ − θ_0‖ between the weights after `update` and the first weights if `update` is
+    in the first stage. In a later stage, the sum is an upper bound of the distance.
     """
     drift, done = run.values("drift"), np.array([record["updates"] for record in run.updates])
     stages = (np.flatnonzero(done[part] <= update) + part.start for part in run.stage_slices.values())
@@ -158,7 +161,7 @@ def _largest_cosine(cosine: np.ndarray) -> float:
 
 
 def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
-    """Fit the law's constants to runs with one objective but different µ or η (learning rate), else None."""
+    """Fit the law's limits to runs with one objective but different S or η; return None for other runs."""
     places = [position(run) for run in runs]
     methods = {run.config.objective for run in runs}
     if len(methods) > 1 or len({(p.lag, p.learning_rate) for p in places}) < 2:
