@@ -29,8 +29,7 @@ def attention(
 
     Args:
       q: queries `[B, T, heads, head_dim]`.
-      k: keys `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
-      v: values, with the shape of `k`.
+      k, v: keys and values `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
       lengths: number of filled KV cache entries in each row `[B]`, for decoding (`T == 1`). None means causal
         self-attention.
       rows: number of real tokens in each row `[B]`, for causal self-attention. The result at padding is then

@@ -78,7 +78,6 @@ class Model(Protocol):
         """Return the final hidden states `[B, T, D]` of `tokens [B, T]`, where D is the model width.
 
         Args:
-          params: the parameters.
           tokens: right-padded rows, or packed rows if `packing` is given.
           packing: maps packed rows to padded rows, for attention. Training uses packed rows.
           remat: which activations the backward pass computes again: `none`, `full` (all), or `dots` (all

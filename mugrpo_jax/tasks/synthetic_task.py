@@ -57,10 +57,7 @@ def _held_out(key: str) -> bool:
 
 
 def _distinct(name: str, make: Callable[[int], tuple[str, Problem]], count: int) -> tuple[Problem, ...]:
-    """Return the first `count` problems with different keys.
-
-    Equal test problems would make the standard error of the accuracy look too small.
-    """
+    """Return the first `count` problems with different keys, because repeats shrink the standard error."""
     found: dict[str, Problem] = {}
     last_new = 0
     for i in itertools.count():

@@ -1,4 +1,4 @@
-"""Orbax checkpoints: the training state, and the cursor that says how far the run was."""
+"""Save and restore Orbax checkpoints, which hold the training state and the run's progress (`Cursor`)."""
 
 import dataclasses
 from pathlib import Path
@@ -13,13 +13,13 @@ from mugrpo_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Cursor:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-      stage: the stage that is being generated or optimised.
-      update: updates done in this stage; with 0 its rollouts may still have to be generated.
-      updates: updates done in the whole run.
-      data: position in the stage's stream of updates; None before its first update.
+      stage: the index of the stage whose rollouts are being generated or optimised.
+      update: the number of updates done in this stage. At 0, rollouts may still be missing.
+      updates: the number of updates done in the whole run.
+      data: the position in the stage's stream of updates, or None before the first update of the stage.
     """
 
     stage: int = 0
@@ -29,7 +29,10 @@ class Cursor:
 
 
 class CheckpointStore:
-    """A folder of checkpoints, saved in the background. Without `keep` the folder is read-only."""
+    """A folder of checkpoints. `keep` says which checkpoints are not deleted; None makes the folder read-only.
+
+    `keep.keep_stage_starts` has an effect only with `updates_per_stage`, which says where stages start.
+    """
 
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
@@ -46,7 +49,10 @@ class CheckpointStore:
         )
 
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-        """Start saving. The checkpoint exists once Orbax has renamed it into place."""
+        """Start to save in the background, unless the newest checkpoint has the same number of updates.
+
+        The checkpoint exists once Orbax has renamed its temporary folder. `best` compares `accuracy`.
+        """
         if self._manager.latest_step() == cursor.updates:
             return
         self._manager.save(

@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping, a learning-rate schedule and weight decay, from the config."""
+"""Make the optimizer from the config: AdamW with gradient clipping and a learning-rate schedule."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The training state: everything that an update changes, as one pytree."""
+"""Define the training state, a pytree of all arrays that an update changes, and make its first value."""
 
 import dataclasses
 from typing import Any
@@ -14,15 +14,14 @@ from mugrpo_jax.models import Model, param_sharding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The training state, all of which is stored in a checkpoint.
+    """The training state. A checkpoint stores all of these fields.
 
     Attributes:
-      params: float32 master weights.
-      opt_state: state of the optimizer; its moments have the shapes of `params`.
-      updates: int32, updates so far, including skipped ones.
-      skipped: int32, updates that were skipped because the gradient was not finite.
-      anchor: the weights at the start of the stage (the behavior policy), from which the drift is measured;
-        None if the drift is not tracked.
+      params: the weights in float32.
+      opt_state: the state of the optimizer.
+      updates: int32, the number of updates so far, including skipped updates.
+      skipped: int32, the number of updates that were skipped because the gradient was not finite.
+      anchor: the weights at the start of the stage (behavior policy), or None if the drift is not tracked.
       previous: the last gradient, for the cosine of consecutive gradients; None if the drift is not tracked.
     """
 
