@@ -29,7 +29,7 @@ class Cursor:
 
 
 class CheckpointStore:
-    """A folder of checkpoints. `keep` says which checkpoints are not deleted; None makes the folder read-only.
+    """A folder of checkpoints. `keep` says which checkpoints are not deleted. None means read-only.
 
     `keep.keep_stage_starts` has an effect only with `updates_per_stage`, which says where stages start.
     """
