@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's `rope_scaling`: it lowers rotary frequencies for contexts longer than in pre-training."""
+    """Parameters of Llama 3's RoPE scaling, which lowers frequencies so that contexts can be longer."""
 
     factor: float
     low_freq_factor: float

@@ -1,4 +1,4 @@
-"""The device mesh with the axes `data`, `fsdp` and `tensor`, and the rules that shard arrays over it.
+"""Make the device mesh with the axes `data`, `fsdp` and `tensor`, and shard arrays over this mesh.
 
 Each axis of an array has a logical name such as `batch` or `heads`. `RULES` maps logical names to mesh axes.
 """

@@ -225,7 +225,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    """Return the end-of-text ids in `generation_config.json` or, if that has none, in `config.json`."""
+    """Return the end-of-text ids in `generation_config.json` or, if it has no such ids, in `config.json`."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if file.is_file():

@@ -98,7 +98,7 @@ def random_params(model: Model, *, seed: int = 0, dtype: Any = jnp.float32) -> P
 
 
 def _random(weights: Weights, key: jax.Array) -> Params:
-    """Draw the parameters of a table. Entry `i` uses the number `i` for its PRNG key; constants use none."""
+    """Draw parameters for a table of weights. Entry `n`, not counting constants, folds `n` into `key`."""
     number = itertools.count()
     params: Params = {}
     for name, entry in weights.items():

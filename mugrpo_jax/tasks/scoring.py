@@ -284,7 +284,7 @@ class _Worker:
             pass  # the worker died, and `_receive` returns None for a dead worker
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the worker's next reply, or None if the worker died."""
+        """Return the next reply, or None if the worker died. After `timeout_s`, raise TimeoutError."""
         pipe = self._process.stdout
         assert pipe is not None
         poll = select.poll()

@@ -29,7 +29,7 @@ class Cursor:
 
 
 class CheckpointStore:
-    """A folder of checkpoints. `keep` says which checkpoints are not deleted. None means read-only.
+    """A folder of checkpoints. `keep` says which checkpoints to keep; with None, the folder is read-only.
 
     `keep.keep_stage_starts` has an effect only with `updates_per_stage`, which says where stages start.
     """
@@ -51,7 +51,7 @@ class CheckpointStore:
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
         """Start to save in the background, unless the newest checkpoint has the same number of updates.
 
-        The checkpoint exists once Orbax has renamed its temporary folder. `best` compares `accuracy`.
+        The checkpoint exists once Orbax has renamed its temporary folder. `accuracy` is on held-out problems.
         """
         if self._manager.latest_step() == cursor.updates:
             return
@@ -64,7 +64,7 @@ class CheckpointStore:
         )
 
     def latest(self) -> int | None:
-        """Return the number of updates at the newest checkpoint."""
+        """Return the number of updates at the newest checkpoint, or None if there is no checkpoint."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
@@ -72,7 +72,7 @@ class CheckpointStore:
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """Return the number of updates at the checkpoint with the best held-out accuracy, or None."""
+        """Return the number of updates at the checkpoint with the best accuracy, or None without accuracies."""
         return self._manager.best_step()
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:

@@ -34,7 +34,7 @@ class TrainState:
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """Return the state before the first update."""
+    """Return the state before the first update; `track_drift=True` adds `anchor` and `previous`."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -53,5 +53,5 @@ def start_stage(state: TrainState) -> TrainState:
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
-    """Return the shardings of a state: moments like their parameters, scalars on every device."""
+    """Return the shardings of a state. Moments are sharded like their parameters, scalars are replicated."""
     return param_sharding(mesh, model, state)

@@ -29,7 +29,7 @@ Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 class StepOptions:
     """Options of the loss. They are compile-time constants, so each `UpdateStep` has fixed options.
 
-    `compute_dtype` is the dtype of the forward and backward pass, and `temperature` is that of the sampler.
+    `compute_dtype` is the dtype of the forward and backward pass, and `temperature` the sampling temperature.
     `Model.hidden` explains `remat`, `scan` and `attention` (there `backend`). With `share_prompts`, a prompt
     is computed once for several responses; the micro-batches must be packed for this (`SharedPacking`).
     """

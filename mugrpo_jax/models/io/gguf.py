@@ -60,7 +60,7 @@ class GGUFFile:
                 )
 
     def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Decoder, Params]:
-        """Load the weights and return `(model, params)`. The parameters are sharded over `mesh`.
+        """Load the weights and return `(model, params)`. `mesh` None puts them on the default device.
 
         With `dtype` None, the dtype is float16 or bfloat16 if all matrices have it, otherwise float32.
         """

@@ -235,7 +235,7 @@ def _read_piece(parts: list[LazyTensor], dtype: np.dtype, index: tuple[slice, ..
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate an array at a multiple of 64 bytes, because JAX on a CPU does not copy such an array."""
+    """Allocate an array whose address is a multiple of 64. JAX on a CPU uses such an array without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -258,7 +258,7 @@ def save_huggingface(
     dtype: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a folder that `transformers` can load. The folder appears under its name once it is complete.
+    """Write a folder that `transformers` can load. A complete temporary folder is renamed to `out`.
 
     Args:
       params: the parameter tree, on devices of this process or in NumPy arrays.
