@@ -1,4 +1,4 @@
-"""The shape of a decoder, converted from and to the `config.json` of a Hugging Face folder."""
+"""Define the shape of a decoder, and convert it from and to the `config.json` in a Hugging Face folder."""
 
 import dataclasses
 import json

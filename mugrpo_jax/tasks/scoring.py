@@ -122,7 +122,7 @@ def make_scorer(
 
 
 def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
-    """Call a reward and check its result. If it fails, the score is NaN, and a scorer replaces the NaN.
+    """Call a reward and check its result. If the reward fails, the score is NaN, which scorers replace.
 
     >>> call_reward(lambda text, problem: float("inf"), "", Problem("1", "", "")).status
     'invalid'
@@ -190,7 +190,7 @@ class ScoringPool(Scorer):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring")
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Queue the response, or score it at once if the reward has a fast version in `FAST_REWARDS`."""
+        """Score the response at once if `FAST_REWARDS` has a function that can, else queue it for a worker."""
         value = None if self._fast_reward is None else self._fast_reward(text, problem)
         if value is None:
             return self._threads.submit(self._score, text, problem)

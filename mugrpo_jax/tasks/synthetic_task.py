@@ -57,7 +57,7 @@ def _held_out(key: str) -> bool:
 
 
 def _distinct(name: str, make: Callable[[int], tuple[str, Problem]], count: int) -> tuple[Problem, ...]:
-    """Return the first `count` problems with different keys. Repeats would make the standard error too low."""
+    """Return the first `count` problems with different keys, because repeats distort the standard error."""
     found: dict[str, Problem] = {}
     last_new = 0
     for i in itertools.count():

@@ -77,7 +77,7 @@ def load_model(
 def model_shape(name: str | Path) -> ModelConfig:
     """Return the shape of the model that `load_model` would load, without reading weights.
 
-    Names in `KNOWN_SHAPES` need no network. If a local folder has the same name, its shape is returned.
+    Names in `KNOWN_SHAPES` need no network. If a local folder has the same name, the folder is read instead.
     """
     if name == "tiny":
         return tiny_shape(CharTokenizer(ASCII))
