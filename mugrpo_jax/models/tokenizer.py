@@ -213,7 +213,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """Return the class that loads the tokenizer, if possible not `AutoTokenizer`, which imports torch."""
+    """Return the class that loads the tokenizer. Avoid `AutoTokenizer` if possible: it imports torch."""
     import transformers
 
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"

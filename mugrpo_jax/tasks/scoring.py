@@ -190,7 +190,7 @@ class ScoringPool(Scorer):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring")
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Score the response at once if `FAST_REWARDS` has a function that can, else queue it for a worker."""
+        """Score the response at once if a function in `FAST_REWARDS` can, otherwise queue the response."""
         value = None if self._fast_reward is None else self._fast_reward(text, problem)
         if value is None:
             return self._threads.submit(self._score, text, problem)

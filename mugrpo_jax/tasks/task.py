@@ -30,7 +30,7 @@ RewardFunction = Callable[[str, Problem], float]
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on, other problems to test on, and the name of the reward for `load_reward`."""
+    """A task has problems to train on, other problems to test on, and a reward's name for `load_reward`."""
 
     name: str
     train: Sequence[Problem]

@@ -72,7 +72,7 @@ class CheckpointStore:
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """Return the number of updates at the checkpoint with the best accuracy, None if there is none."""
+        """Return the number of updates at the most accurate checkpoint, or None if no accuracy was saved."""
         return self._manager.best_step()
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:

@@ -1,7 +1,7 @@
 """Read and write safetensors files. Headers are checked before any tensor is read.
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, byte range), then the bytes.
-This module parses the format itself, because the `safetensors` package returns bfloat16 only as torch tensors.
+This module parses the format itself because the `safetensors` package returns bfloat16 only as torch tensors.
 """
 
 import dataclasses
