@@ -168,7 +168,7 @@ def _accumulate(
 def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, Any, objectives.Metrics]:
     """Return the weights in the compute dtype, a zero gradient, and the start value of each metric.
 
-    The weights are cast before they are all-gathered, because bfloat16 needs half the communication.
+    The weights are cast before they are all-gathered, so that bfloat16 halves the communication.
     """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
     metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}

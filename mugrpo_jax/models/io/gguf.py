@@ -231,12 +231,12 @@ def _open(path: Path) -> "gguf.GGUFReader":
         raise ValueError(f"{path}: not found")
 
     class Reader(gguf.GGUFReader):
-        """Raises ValueError at the end of a truncated file, where the base class would read empty arrays."""
+        """Raise ValueError at the end of a truncated file, where the base class would loop over empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"data is needed beyond its {len(self.data)} bytes")
-            if isinstance(self.data, np.memmap):  # because slicing a memmap is slow
+            if isinstance(self.data, np.memmap):  # slicing a plain array is faster
                 self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
             return super()._get(offset, dtype, count, override_order)
 

@@ -109,7 +109,7 @@ def params_from_tensors(
     dtype: Any = None,
     mesh: Mesh | None = None,
 ) -> tuple[Decoder, Params]:
-    """Do the same as `load_huggingface`, but with given tensors. Error messages start with `source`."""
+    """Do the same as `load_huggingface` for tensors by Hugging Face name; error messages name `source`."""
     model, shapes = decoder.abstract(config)
     names_of = {path: names for path, _, names in _named_leaves(config, shapes)}
     dtype = None if dtype is None else _supported_dtype(dtype)
