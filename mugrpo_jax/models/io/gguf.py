@@ -231,7 +231,7 @@ def _open(path: Path) -> "gguf.GGUFReader":
         raise ValueError(f"{path}: not found")
 
     class Reader(gguf.GGUFReader):
-        """Raise ValueError at the end of a truncated file, where the base class would loop over empty arrays."""
+        """Raise ValueError at the end of a truncated file. The base class would loop over empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
