@@ -1,4 +1,4 @@
-"""The model: decoder, weights, sharding, log-probs, key-value cache, tokenizers, loading and saving."""
+"""Define, load, shard and save language models, and compute their log-probs and KV caches."""
 
 from mugrpo_jax.models.attention import attention as attention
 from mugrpo_jax.models.cache import Cache as Cache

@@ -31,8 +31,7 @@ def attention(
       q: queries `[B, T, heads, head_dim]`.
       k: keys `[B, S, kv_heads, head_dim]`; `S == T` unless `lengths` is given.
       v: values, with the shape of `k`.
-      lengths: number of filled KV cache entries in each row `[B]`, for decoding (`T == 1`). None means causal
-        self-attention.
+      lengths: filled KV cache entries in each row `[B]`, for decoding (`T == 1`). None: causal attention.
       rows: number of real tokens in each row `[B]`, for causal self-attention. The result at padding is then
         undefined, because cuDNN skips padding. None computes every position.
       backend: the implementation. `auto` chooses the best implementation for the platform.

@@ -177,7 +177,7 @@ def fuse(w: Params) -> Params:
 
 
 def _project(h: jax.Array, w: Params, fused: str, widths: Sequence[int]) -> Sequence[jax.Array]:
-    """Multiply `h` with each part of the weight `fused`, in one product if `w` holds the joined matrix."""
+    """Multiply `h` with each matrix in `_FUSED[fused]`, in one product if `w` holds the joined matrix."""
     if fused not in w:
         return [h @ w[name] for name in _FUSED[fused]]
     return jnp.split(h @ w[fused], np.cumsum(widths)[:-1], axis=-1)

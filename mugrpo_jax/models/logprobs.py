@@ -47,8 +47,6 @@ def token_logprobs(
     """Compute the log-prob of every token given the tokens before it.
 
     Args:
-      model: the model, which computes the hidden states.
-      params: the parameters of the model.
       tokens: right-padded rows `[B, T]`, or packed rows `[P, N]` if `packing` is given.
       packing: maps the packed rows to the padded rows `[B, T]` of the result.
       wanted: `[B, T]`, non-zero where the log-prob is needed, for example on response tokens. The result is
@@ -127,8 +125,6 @@ def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
 
 
 class _Settings(NamedTuple):
-    """The static settings of the forward and the backward pass."""
-
     temperature: float
     entropy: bool
     chunk: int
@@ -298,7 +294,6 @@ class _ChunkedPositions:
         return flat.reshape(*self.shape, *x.shape[2:])
 
     def zeros(self) -> jax.Array:
-        """Return zeros `[count, size]`, one for each position."""
         return jnp.zeros((self.count, self.size), jnp.float32)
 
     def loop(self, one: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
@@ -323,7 +318,7 @@ def _max_and_sum(z: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Do the same as `_max_and_sum`, but read `z` only once, which is faster on a GPU."""
+    """Return the same values as `_max_and_sum`, but read `z` only once."""
 
     def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
         top = jnp.maximum(a[0], b[0])

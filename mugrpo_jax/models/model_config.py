@@ -1,4 +1,4 @@
-"""The shape of a decoder, converted from and to the `config.json` of a Hugging Face folder."""
+"""Define the shape of a decoder, and convert it from and to the `config.json` in a Hugging Face folder."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's `rope_scaling`: it lowers rotary frequencies for contexts longer than in pre-training."""
+    """Parameters of Llama 3's RoPE scaling, which lowers frequencies so that contexts can be longer."""
 
     factor: float
     low_freq_factor: float

@@ -29,7 +29,7 @@ def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.
 
 
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Apply RoPE to `x [B, T, heads, head_dim]`: element `i` of both halves of a head is a rotated pair."""
+    """Apply RoPE to `x [B, T, heads, head_dim]`. Elements `i` of the two halves of a head are a pair."""
     cos, sin = rotation
     # Swap the halves by a reversal, so that XLA compiles the rotation to one elementwise kernel.
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)

@@ -134,7 +134,7 @@ def plan_packing(
 
 @functools.partial(jax.custom_vjp)
 def _gather(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
-    """Gather `x[g, there[g]]`, with zeros for out-of-range indices. The gradient gathers with `back`."""
+    """Gather `x[g, there[g]]` for each `g`; out-of-range indices give 0. The gradient gathers with `back`."""
     take = functools.partial(jnp.take, axis=0, mode="fill", fill_value=0)
     return jax.vmap(take)(x, jnp.asarray(there))
 

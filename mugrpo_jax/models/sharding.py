@@ -1,4 +1,4 @@
-"""The device mesh with the axes `data`, `fsdp` and `tensor`, and the rules that shard arrays over it.
+"""Make the device mesh with the axes `data`, `fsdp` and `tensor`, and shard arrays over this mesh.
 
 Each axis of an array has a logical name such as `batch` or `heads`. `RULES` maps logical names to mesh axes.
 """
@@ -81,7 +81,7 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
 
 
 def current_mesh() -> Any | None:
-    """Return the mesh set by `jax.set_mesh`, or None if it has other axes or only one device."""
+    """Return the mesh set by `jax.set_mesh`, or None if that mesh has other axes or only one device."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if tuple(mesh.axis_names) == MESH_AXES and mesh.size > 1 else None
 

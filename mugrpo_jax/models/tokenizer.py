@@ -213,7 +213,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """Return the class that loads the tokenizer, if possible not `AutoTokenizer`, which imports torch."""
+    """Return the class that loads the tokenizer. Avoid `AutoTokenizer` if possible: it imports torch."""
     import transformers
 
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
@@ -225,7 +225,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    """Return the end-of-text ids in `generation_config.json` or, if that has none, in `config.json`."""
+    """Return the end-of-text ids in `generation_config.json` or, if it has no such ids, in `config.json`."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if file.is_file():

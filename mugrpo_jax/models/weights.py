@@ -78,7 +78,6 @@ class Model(Protocol):
         """Return the final hidden states `[B, T, D]` of `tokens [B, T]`, where D is the model width.
 
         Args:
-          params: the parameters.
           tokens: right-padded rows, or packed rows if `packing` is given.
           packing: maps packed rows to padded rows, for attention. Training uses packed rows.
           remat: which activations the backward pass computes again: `none`, `full` (all), or `dots` (all
@@ -99,7 +98,7 @@ def random_params(model: Model, *, seed: int = 0, dtype: Any = jnp.float32) -> P
 
 
 def _random(weights: Weights, key: jax.Array) -> Params:
-    """Draw the parameters of a table. Entry `i` uses the number `i` for its PRNG key; constants use none."""
+    """Draw parameters for a table of weights. Entry `n`, not counting constants, folds `n` into `key`."""
     number = itertools.count()
     params: Params = {}
     for name, entry in weights.items():

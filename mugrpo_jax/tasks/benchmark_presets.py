@@ -51,8 +51,8 @@ def preset_task(
     """Load the preset `PRESETS[name]` as a task, from the Hub or from local files.
 
     `folder` is a folder with `train.jsonl`, `test.jsonl` or both, or with `.parquet` files of these names.
-    `train` and `test` are sources of problems, as in `dataset_files`. Only without `folder`, `train` and
-    `test` are the problems loaded from the preset's sources on the Hub.
+    `train` and `test` are sources of problems, as in `dataset_files`. If `folder`, `train` and `test`
+    are all None, the problems are loaded from the preset's sources on the Hub.
     """
     preset = PRESETS[name]
     if folder is not None:

@@ -52,7 +52,6 @@ class Columns:
     id: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the settings that can be checked without a row."""
         if self.answer_part not in ANSWER_PARTS:
             raise ValueError(f"answer_part is {self.answer_part!r}; possible: {', '.join(ANSWER_PARTS)}")
         messages = [self.template] if isinstance(self.template, str) else self.template

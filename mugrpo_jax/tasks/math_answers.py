@@ -88,7 +88,7 @@ def final_answer(response: str) -> str | None:
 
 
 def vote_answer(response: str) -> str | None:
-    """Return the final answer in a spelling for majority votes: equal numbers have the same spelling.
+    """Return the final answer or None, for majority votes. Equal numbers are returned in the same spelling.
 
     >>> vote_answer("#### 1,200 apples"), vote_answer("The answer is 1200.0")
     ('1200', '1200')

@@ -10,7 +10,7 @@ from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
 def exact_reward(response: str, problem: Problem) -> float:
-    """Return 1.0 if the response equals the answer, without white space at both ends, otherwise 0.0."""
+    """Return 1.0 if response and answer are equal, ignoring white space at both ends, otherwise 0.0."""
     return float(response.strip() == problem.answer.strip())
 
 

@@ -122,7 +122,7 @@ def make_scorer(
 
 
 def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
-    """Call a reward and check its result. If it fails, the score is NaN, and a scorer replaces the NaN.
+    """Call a reward and check its result. If the reward fails, the score is NaN, which scorers replace.
 
     >>> call_reward(lambda text, problem: float("inf"), "", Problem("1", "", "")).status
     'invalid'
@@ -190,7 +190,7 @@ class ScoringPool(Scorer):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring")
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
-        """Queue the response, or score it at once if the reward has a fast version in `FAST_REWARDS`."""
+        """Score the response at once if a function in `FAST_REWARDS` can, otherwise queue the response."""
         value = None if self._fast_reward is None else self._fast_reward(text, problem)
         if value is None:
             return self._threads.submit(self._score, text, problem)
@@ -284,7 +284,7 @@ class _Worker:
             pass  # the worker died, and `_receive` returns None for a dead worker
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the worker's next reply, or None if the worker died."""
+        """Return the next reply, or None if the worker died. After `timeout_s`, raise TimeoutError."""
         pipe = self._process.stdout
         assert pipe is not None
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Generate tasks from a seed. Their problems have worked solutions.
+"""Generate tasks from a seed. The generated problems have worked solutions.
 
 A generator is a function `draw(rng) -> (key, problem)`. Equivalent problems, such as 3 + 5 and 5 + 3, have
 the same key. The hash of the key decides whether a problem is for training or for tests. So the test problems
@@ -57,10 +57,7 @@ def _held_out(key: str) -> bool:
 
 
 def _distinct(name: str, make: Callable[[int], tuple[str, Problem]], count: int) -> tuple[Problem, ...]:
-    """Return the first `count` problems with different keys.
-
-    Equal test problems would make the standard error of the accuracy look too small.
-    """
+    """Return the first `count` problems with different keys, because repeats distort the standard error."""
     found: dict[str, Problem] = {}
     last_new = 0
     for i in itertools.count():

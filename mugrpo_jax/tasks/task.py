@@ -30,7 +30,7 @@ RewardFunction = Callable[[str, Problem], float]
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on, other problems to test on, and the name of the reward for `load_reward`."""
+    """A task has problems to train on, other problems to test on, and a reward's name for `load_reward`."""
 
     name: str
     train: Sequence[Problem]
@@ -39,7 +39,7 @@ class Task:
 
 
 def as_prompt(text: str, chat: bool) -> Prompt:
-    """Make a prompt: with `chat` a chat message of the user, otherwise the text with a line break."""
+    """Make a prompt: a chat message of the user if `chat` is True, otherwise the text and a line break."""
     return ({"role": "user", "content": text},) if chat else text + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Training: state, optimizer, update step, supervised warm start, checkpoints."""
+"""Train a model: make the training state and the optimizer, compute updates, and save checkpoints."""
 
 from mugrpo_jax.training.checkpoints import CheckpointStore as CheckpointStore
 from mugrpo_jax.training.checkpoints import Cursor as Cursor

@@ -1,4 +1,4 @@
-"""Orbax checkpoints: the training state, and the cursor that says how far the run was."""
+"""Save and restore Orbax checkpoints, which hold the training state and the run's progress (`Cursor`)."""
 
 import dataclasses
 from pathlib import Path
@@ -13,13 +13,13 @@ from mugrpo_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Cursor:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-      stage: the stage that is being generated or optimised.
-      update: updates done in this stage; with 0 its rollouts may still have to be generated.
-      updates: updates done in the whole run.
-      data: position in the stage's stream of updates; None before its first update.
+      stage: the index of the stage whose rollouts are being generated or optimised.
+      update: the number of updates done in this stage. At 0, rollouts may still be missing.
+      updates: the number of updates done in the whole run.
+      data: the position in the stage's stream of updates, or None before the first update of the stage.
     """
 
     stage: int = 0
@@ -29,7 +29,10 @@ class Cursor:
 
 
 class CheckpointStore:
-    """A folder of checkpoints, saved in the background. Without `keep` the folder is read-only."""
+    """A folder of checkpoints. `keep` says which checkpoints to keep; with None, the folder is read-only.
+
+    `keep.keep_stage_starts` has an effect only with `updates_per_stage`, which says where stages start.
+    """
 
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
@@ -46,7 +49,10 @@ class CheckpointStore:
         )
 
     def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-        """Start saving. The checkpoint exists once Orbax has renamed it into place."""
+        """Start to save in the background, unless the newest checkpoint has the same number of updates.
+
+        The checkpoint exists once Orbax has renamed its temporary folder. `accuracy` is on held-out problems.
+        """
         if self._manager.latest_step() == cursor.updates:
             return
         self._manager.save(
@@ -58,7 +64,7 @@ class CheckpointStore:
         )
 
     def latest(self) -> int | None:
-        """Return the number of updates at the newest checkpoint."""
+        """Return the number of updates at the newest checkpoint, or None if there is no checkpoint."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
@@ -66,7 +72,7 @@ class CheckpointStore:
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """Return the number of updates at the checkpoint with the best held-out accuracy, or None."""
+        """Return the number of updates at the most accurate checkpoint, or None if no accuracy was saved."""
         return self._manager.best_step()
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:

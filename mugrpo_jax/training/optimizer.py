@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping, a learning-rate schedule and weight decay, from the config."""
+"""Make the optimizer from the config: AdamW with gradient clipping and a learning-rate schedule."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from mugrpo_jax.models import Model
 def make_optimizer(
     config: OptimizerSection, total_updates: int, model: Model
 ) -> optax.GradientTransformation:
-    """Return an optimizer that clips the global norm, then applies AdamW with weight decay (`decay_mask`)."""
+    """Return an optimizer that clips the gradient norm, then applies AdamW (weight decay: `decay_mask`)."""
     clip = [optax.clip_by_global_norm(config.grad_clip)] if config.grad_clip > 0 else []
     adamw = optax.adamw(
         learning_rate_schedule(config, total_updates),

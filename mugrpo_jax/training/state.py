@@ -1,4 +1,4 @@
-"""The training state: everything that an update changes, as one pytree."""
+"""Define the training state, a pytree of all arrays that an update changes, and make its first value."""
 
 import dataclasses
 from typing import Any
@@ -14,15 +14,14 @@ from mugrpo_jax.models import Model, param_sharding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The training state, all of which is stored in a checkpoint.
+    """The training state. A checkpoint stores all of these fields.
 
     Attributes:
-      params: float32 master weights.
-      opt_state: state of the optimizer; its moments have the shapes of `params`.
-      updates: int32, updates so far, including skipped ones.
-      skipped: int32, updates that were skipped because the gradient was not finite.
-      anchor: the weights at the start of the stage (the behavior policy), from which the drift is measured;
-        None if the drift is not tracked.
+      params: the weights in float32.
+      opt_state: the state of the optimizer.
+      updates: int32, the number of updates so far, including skipped updates.
+      skipped: int32, the number of updates that were skipped because the gradient was not finite.
+      anchor: the weights at the start of the stage (behavior policy), or None if the drift is not tracked.
       previous: the last gradient, for the cosine of consecutive gradients; None if the drift is not tracked.
     """
 
@@ -35,7 +34,7 @@ class TrainState:
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """Return the state before the first update."""
+    """Return the state before the first update; `track_drift=True` adds `anchor` and `previous`."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -54,5 +53,5 @@ def start_stage(state: TrainState) -> TrainState:
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
-    """Return the shardings of a state: moments like their parameters, scalars on every device."""
+    """Return the shardings of a state. Moments are sharded like their parameters, scalars are replicated."""
     return param_sharding(mesh, model, state)

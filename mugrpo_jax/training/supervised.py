@@ -1,4 +1,4 @@
-"""Warm start: cross-entropy and batches for supervised training on worked solutions."""
+"""Compute the loss and make the batches for the warm start, supervised training on worked solutions."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
-"""The update step: gradients are summed over micro-batches with one denominator, then the optimizer steps.
+"""The update step: sum the micro-batch gradients, which have one common denominator, then call the optimizer.
 
-There are three jitted programs. `prepare` casts the weights and makes a zero gradient, `accumulate` runs once
-per micro-batch (one compilation per shape), and `apply` runs once per update. `accumulate` and `apply` donate
-the arrays that they replace.
+An update step calls three jitted programs. `prepare` casts the weights and makes a zero gradient. For each
+micro-batch, `accumulate` adds a gradient; it is compiled once per micro-batch shape. `apply` calls the
+optimizer. `accumulate` and `apply` donate the arrays that they replace.
 """
 
 import dataclasses
@@ -27,7 +27,12 @@ Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """How the loss is computed. The options are static: each set compiles its own program."""
+    """Options of the loss. They are compile-time constants, so each `UpdateStep` has fixed options.
+
+    `compute_dtype` is the dtype of the forward and backward pass, and `temperature` the sampling temperature.
+    `Model.hidden` explains `remat`, `scan` and `attention` (there `backend`). With `share_prompts`, a prompt
+    is computed once for several responses; the micro-batches must be packed for this (`SharedPacking`).
+    """
 
     compute_dtype: str = "float32"
     temperature: float = 1.0
@@ -38,7 +43,11 @@ class StepOptions:
 
 
 class UpdateStep:
-    """Call `state, metrics = step(state, update)` to train. The constructor accepts an abstract `state`."""
+    """Call `state, metrics = step(state, update)` to make one update.
+
+    The `state` of the constructor may be abstract, because only its shapes are used. `diagnose=True` adds
+    `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    """
 
     def __init__(
         self,
@@ -72,7 +81,7 @@ class UpdateStep:
         self._names: tuple[str, ...] | None = None
 
     def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one update. The metrics are device arrays, so the caller does not wait for them."""
+        """Return the new state and metrics without waiting for the devices. The old `state` is donated."""
         gradient, metrics = self.gradient(state, update)
         state, applied = self.apply(state, gradient)
         return state, metrics | applied
@@ -88,21 +97,21 @@ class UpdateStep:
         return gradient, metrics
 
     def lower_accumulate(self, compute: Any, gradient: Any, batch: dict[str, Any]) -> Any:
-        """Lower `accumulate` for abstract arguments, to compile it ahead of time."""
+        """Lower `accumulate` for abstract arrays, so that the caller can compile it ahead of time."""
         with jax.set_mesh(self.mesh):
             names = jax.eval_shape(self._loss, compute, batch, np.float32(1))[1]
             metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
             return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1))
 
     def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
-        """The names of the metrics, found by tracing the loss without running it."""
+        """Return the names of the objective's metrics. The first call traces the loss to find them."""
         if self._names is None:
             shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1))[1]
             self._names = tuple(shapes)
         return self._names
 
     def place(self, batches: Iterable[MicroBatch]) -> Iterable[dict[str, jax.Array]]:
-        """Copy micro-batches to the devices, rows split over the data axes; each host copies its own rows."""
+        """Copy micro-batches to the devices (`batch_sharding`). A host copies only its own devices' rows."""
         sharding = batch_sharding(self.mesh)
         for batch in batches:
             if sharding.is_fully_addressable:
@@ -157,9 +166,9 @@ def _accumulate(
 
 
 def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, Any, objectives.Metrics]:
-    """Weights in the compute dtype, a zero gradient and the metrics of an empty sum.
+    """Return the weights in the compute dtype, a zero gradient, and the start value of each metric.
 
-    The weights are cast before they are gathered, which halves the traffic of bfloat16.
+    The weights are cast before they are all-gathered, so that bfloat16 halves the communication.
     """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
     metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}

@@ -1,1 +1,1 @@
-"""Load and save models: Hugging Face folders, safetensors, GGUF, models by name."""
+"""Load models from Hugging Face folders, GGUF files or the Hub, and save Hugging Face folders."""

@@ -1,7 +1,7 @@
-"""GGUF files: weights, shape, tokenizer and chat template of a Llama-architecture model from one file.
+"""Load weights, shape, tokenizer and chat template of a Llama-architecture model from one GGUF file.
 
-The `gguf` package (NumPy only) reads the file. Quantised weights are dequantised while they are read.
-llama.cpp interleaves the rows of query and key matrices for its rotary layout; they are put back in order.
+The `gguf` package, which needs only NumPy, parses the file. Quantised weights are dequantised when they are
+read. llama.cpp stores the rows of query and key matrices in another order, which `_restore_rows` undoes.
 """
 
 import dataclasses
@@ -60,7 +60,10 @@ class GGUFFile:
                 )
 
     def load(self, *, dtype: Any = None, mesh: Mesh | None = None) -> tuple[Decoder, Params]:
-        """Weights as `(model, params)`; `dtype` None keeps F16 and BF16; all other types become float32."""
+        """Load the weights and return `(model, params)`. `mesh` None puts them on the default device.
+
+        With `dtype` None, the dtype is float16 or bfloat16 if all matrices have it, otherwise float32.
+        """
         if dtype is None:
             matrices = {t.tensor_type.name for t in self._tensors.values() if len(t.shape) == 2}
             kind = matrices.pop() if len(matrices) == 1 else "F32"
@@ -71,7 +74,7 @@ class GGUFFile:
         )
 
     def tokenizer(self) -> HFTokenizer:
-        """The byte-pair tokenizer of the file, with its chat template and stop tokens."""
+        """Return the byte-pair tokenizer in the file, with its chat template and end-of-text tokens."""
         kind = self._field("tokenizer.ggml.model")
         if kind != "gpt2":
             raise ValueError(
@@ -97,7 +100,7 @@ class GGUFFile:
             )
         names = {f"{role}_token": tokens[i] for role, i in ids.items() if role != "turn"}
         fast = fast_tokenizer(backend, **names, chat_template=self._field("tokenizer.chat_template", None))
-        # `eot` ends a turn where `eos` ends a text: either ends a response.
+        # A response ends at `eos` (end of text) and at `eot` (end of turn).
         return HFTokenizer(fast, eos_ids=[ids["turn"]] if "turn" in ids else [], source=str(self.path))
 
     def _bpe(self, tokens: list[str]) -> Any:
@@ -114,13 +117,13 @@ class GGUFFile:
         vocab = {token: i for i, token in enumerate(tokens)}
         try:
             backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
-        except Exception as error:  # the library raises plain Exception
+        except Exception as error:  # `tokenizers` raises plain Exception
             raise ValueError(f"{self.path}: merges do not fit the tokens ({error})") from None
         backend.pre_tokenizer = pre_tokenizer
         if normalizer is not None:
             backend.normalizer = normalizer
         backend.decoder = decoders.ByteLevel()
-        # Token types of llama.cpp: 3 is a control token, 4 is a token that a user added.
+        # In llama.cpp, token type 3 means a control token, and 4 means a token that a user added.
         kinds = self._field("tokenizer.ggml.token_type")
         backend.add_tokens(
             [
@@ -182,7 +185,7 @@ class GGUFFile:
         return self._with_rope_factors(config) if _ROPE_FACTORS in self._tensors else config
 
     def _with_rope_factors(self, config: ModelConfig) -> ModelConfig:
-        """Find the scaling rule; the file stores only its result, one factor per rotated pair."""
+        """Add `rope_scaling` to the config. The file has only the resulting factor for each rotated pair."""
         factors = np.asarray(self._tensors[_ROPE_FACTORS].data, np.float32)
         rule = RopeScaling(
             factor=_decimal(factors.max()),
@@ -202,7 +205,7 @@ class GGUFFile:
         parts = name.split(".", 2)
         if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
             return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}"
-        return name  # unknown: `params_from_tensors` refuses it under its name in the file
+        return name  # `params_from_tensors` raises an error about this unknown name
 
     def _tensor(self, name: str) -> LazyTensor:
         from gguf.quants import dequantize
@@ -228,12 +231,12 @@ def _open(path: Path) -> "gguf.GGUFReader":
         raise ValueError(f"{path}: not found")
 
     class Reader(gguf.GGUFReader):
-        """Refuses to read past the end of the file; the base class would loop over empty arrays."""
+        """Raise ValueError at the end of a truncated file. The base class would loop over empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"data is needed beyond its {len(self.data)} bytes")
-            if isinstance(self.data, np.memmap):  # slicing a plain array is much faster
+            if isinstance(self.data, np.memmap):  # slicing a plain array is faster
                 self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
             return super()._get(offset, dtype, count, override_order)
 
@@ -244,13 +247,13 @@ def _open(path: Path) -> "gguf.GGUFReader":
 
 
 def _decimal(value: Any) -> float:
-    """The shortest decimal number with this float32 value: 1e-05, not 9.999999747378752e-06."""
+    """Return the shortest decimal number that rounds to this float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
 def _restore_rows(array: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of a matrix `[out, in]`: llama.cpp puts rotated pairs side by side, we put them in
-    the two halves of each head."""
+    """Undo llama.cpp's row order in a query or key matrix `[out, in]`. In llama.cpp, rows 2i and 2i + 1 of a
+    head are a RoPE pair. In the result, a pair is row i of the first half and row i of the second half."""
     rows, columns = array.shape
     return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

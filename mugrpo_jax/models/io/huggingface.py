@@ -1,7 +1,7 @@
-"""Hugging Face folders in and out: `config.json`, safetensors, tokenizer files.
+"""Load and save Hugging Face folders, which hold `config.json`, safetensors files and tokenizer files.
 
-Everything that the headers show is checked before the first weight is read. Weights are read one by one
-into the stacked, sharded arrays of the decoder, so the host never holds a second copy of the model.
+Names, shapes and dtypes of all tensors are checked before weights are loaded. Each parameter is copied to its
+devices before the next parameter is read, so that host memory never holds a second copy of the model.
 """
 
 import json
@@ -52,12 +52,10 @@ _LAYER_NAMES = {
 def load_huggingface(
     folder: Path | str, *, dtype: Any = None, mesh: Mesh | None = None
 ) -> tuple[Decoder, Params]:
-    """A checkpoint as `(model, params)`.
+    """Load a Hugging Face folder and return `(model, params)`.
 
-    Args:
-      folder: holds `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`.
-      dtype: of the parameters; None keeps the dtype of the file.
-      mesh: devices to shard over; None puts everything on the default device.
+    `folder` holds `config.json` and either `model.safetensors` or shards with `model.safetensors.index.json`.
+    `dtype` None keeps the dtype of the files. `mesh` None puts all parameters on the default device.
     """
     folder = Path(folder)
     config = configs.read_hf(folder)
@@ -111,7 +109,7 @@ def params_from_tensors(
     dtype: Any = None,
     mesh: Mesh | None = None,
 ) -> tuple[Decoder, Params]:
-    """A decoder and its stacked, sharded parameters, from tensors under their Hugging Face names."""
+    """Do the same as `load_huggingface` for tensors by Hugging Face name; error messages name `source`."""
     model, shapes = decoder.abstract(config)
     names_of = {path: names for path, _, names in _named_leaves(config, shapes)}
     dtype = None if dtype is None else _supported_dtype(dtype)
@@ -131,7 +129,7 @@ def params_from_tensors(
 
 
 def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
-    """Path, leaf and Hugging Face names of every parameter: one name, or one name per layer."""
+    """Yield path, leaf and Hugging Face names of each parameter. A stacked parameter has a name per layer."""
     for path, leaf in jax.tree.leaves_with_path(params):
         key = path[-1].key
         if key in _TOP_NAMES:
@@ -141,7 +139,7 @@ def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[A
 
 
 def _stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in a file: one tensor per layer, and matrices as [out, in] where ours are [in, out]."""
+    """Return a parameter's shape in the file, where layers are not stacked and matrices are transposed."""
     return shape[:0:-1] if path[0].key == "layers" else shape
 
 
@@ -188,7 +186,7 @@ def _check_tensors(
 
 
 def _redundant(name: str) -> bool:
-    """Whether a tensor follows from another tensor or from the config; some checkpoints store it anyway."""
+    """Return whether a tensor is not needed, because the embedding or the config determines its values."""
     return name == _TOP_NAMES["head"] or name.endswith("rotary_emb.inv_freq")
 
 
@@ -226,7 +224,7 @@ def _load_leaf(
 
 
 def _read_piece(parts: list[LazyTensor], dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
-    """The slice `index` of a parameter: of one tensor, or of the stack of transposed layers."""
+    """Read the slice `index` of a parameter. `parts` is one tensor, or one transposed tensor per layer."""
     piece = _aligned(tuple(part.stop - part.start for part in index), dtype)
     if len(index) == len(parts[0].shape):
         piece[...] = parts[0].read()[index]
@@ -237,7 +235,7 @@ def _read_piece(parts: list[LazyTensor], dtype: np.dtype, index: tuple[slice, ..
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array on a 64-byte boundary; the CPU back end uses such an array without a copy."""
+    """Allocate an array whose address is a multiple of 64. JAX on a CPU uses such an array without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -245,7 +243,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _transpose_into(out: np.ndarray, source: np.ndarray) -> None:
-    # Strips fit into the CPU's cache: several times faster than one assignment.
+    # Transpose 64 rows at a time, because so few rows fit into the CPU's cache.
     for row in range(0, source.shape[0], 64):
         out[..., row : row + 64] = source[row : row + 64].T
 
@@ -260,17 +258,16 @@ def save_huggingface(
     dtype: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a folder that `transformers` loads. It is renamed into place once it is complete.
+    """Write a folder that `transformers` can load. A complete temporary folder is renamed to `out`.
 
     Args:
       params: the parameter tree, on devices of this process or in NumPy arrays.
-      out: the new folder; it must not exist, or must be empty.
-      config: the model's shape.
-      source: the Hugging Face folder that the model came from. Its `config.json` (except for the dtype),
-        generation config and tokenizer files are copied unchanged.
-      tokenizer: written if `source` has none.
-      dtype: convert the weights to it; None keeps the dtype of `params`.
-      shard_bytes: the most bytes of one safetensors file.
+      out: the path of the new folder, which must not exist or must be empty.
+      source: the Hugging Face folder from which the model was loaded, or None. Its `config.json` (except for
+        the dtype), generation config and tokenizer files are copied.
+      tokenizer: the tokenizer to write if `source` has no tokenizer files.
+      dtype: the dtype of the written weights; None keeps the dtype of `params`.
+      shard_bytes: the maximum size of one safetensors file, unless a single tensor is larger.
     """
     out, source = Path(out), None if source is None else Path(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -290,7 +287,7 @@ def save_huggingface(
 
 
 def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
-    """All tensors as the file will hold them, layer by layer. No data is copied from the devices yet."""
+    """Return all tensors by Hugging Face name, in file order. `read()` copies a tensor from its devices."""
     wanted = {path: leaf.shape for path, leaf in jax.tree.leaves_with_path(decoder.abstract(config)[1])}
     if {path for path, _ in jax.tree.leaves_with_path(params)} != wanted.keys():
         raise ValueError("save: the parameters do not have the structure that the config describes")
@@ -341,7 +338,7 @@ def _config_json(config: ModelConfig, source: Path | None, dtype: np.dtype) -> s
 
 
 def _write_tokenizer_files(folder: Path, source: Path | None, tokenizer: Tokenizer | None) -> None:
-    """Write tokenizer files and generation config: copies of the source's files, else from the tokenizer."""
+    """Copy tokenizer files and generation config from `source`, or else write them from `tokenizer`."""
     copied = set()
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if source is not None and (source / name).is_file():

@@ -1,6 +1,6 @@
-"""Shapes of models on the Hugging Face Hub by name, so that a run can be planned without their weights.
+"""List the shapes of some models on the Hugging Face Hub, so that a run can be planned without a network.
 
-The numbers are those of each model's `config.json`. For any other name the `config.json` is downloaded.
+The numbers come from each model's `config.json`. For other models, `model_shape` downloads `config.json`.
 """
 
 import dataclasses

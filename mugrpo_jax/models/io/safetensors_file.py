@@ -1,7 +1,7 @@
-"""Safetensors files: headers are checked first, tensors are read and written one at a time.
+"""Read and write safetensors files. Headers are checked before any tensor is read.
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, byte range), then the bytes.
-This module reads it itself because the `safetensors` package returns bfloat16 only as torch tensors.
+This module parses the format itself because the `safetensors` package returns bfloat16 only as torch tensors.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class LazyTensor:
 
 
 def tensors_in_file(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a safetensors file by name. Only the header is read, and every byte range is checked."""
+    """Return the tensors in a file by name. Only the header is read, and all byte ranges are checked."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -78,7 +78,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> L
 
 
 def write_tensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
-    """Write tensors in their order, with one of them in memory at a time."""
+    """Write tensors to a safetensors file in the given order. Memory holds one tensor at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -86,7 +86,7 @@ def write_tensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data starts aligned
+    text += b" " * (-len(text) % 8)  # so that the data starts at a multiple of 8 bytes
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
