@@ -59,7 +59,7 @@ def _generate(
     missing = rollouts.missing_shards(mine)
     seconds: dict[str, float] = {}
     examples: dict[str, str] = {}
-    # Every host takes part if one has work to do: each sends its part of the weights to the others' samplers.
+    # If any host has missing shards, every host must open a sampler, because the weights come from all hosts.
     if any(distributed.gather("missing", bool(missing))):
         seconds, examples = _sample(run, state, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))

@@ -66,11 +66,12 @@ class SamplerPlan:
         return min(self.slots, max(_FEWEST_INSERTS, self.slots // 8))
 
     def refill_at(self, length: float) -> int:
-        """Return r, the number of free slots at which a device loop ends early while requests wait.
+        """Return r: while requests wait, a device loop ends as soon as r slots are free.
 
-        Let S be the number of slots and L the mean `length` of responses. On average r / 2 slots are idle.
-        Once per r·L / S steps the device waits for the host, which costs as much time as c steps. The loss
-        r / 2S + c·S / rL is smallest at r = S·sqrt(2c / L). At most r = S / 8, so that few slots are idle.
+        S is the number of slots, L = `length` the mean response length, and c = `_TURN` the length of the
+        pause between two loops, in decode steps. A loop takes r·L / S steps, because then r slots are free;
+        on average r / 2 are free. The lost share of time, r / 2S + c·S / (r·L), is smallest at
+        r = S·sqrt(2c / L). r is at most S / 8.
         """
         return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 
