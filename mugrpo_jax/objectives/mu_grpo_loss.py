@@ -29,7 +29,7 @@ def mu_grpo(
       clip_low, clip_high: bounds on the ratio.
       veto: scope of the veto, see `veto_mask`.
       veto_ratio: τ; a token whose ratio is below it is a trigger.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c. None is the paper.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None, as in the paper, means no dual clip.
 
     Metrics: `clipped/tokens` and those of `veto_metrics`.
 

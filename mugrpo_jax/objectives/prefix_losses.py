@@ -1,6 +1,6 @@
 """Losses whose importance weight depends on the ratios of all tokens up to the current one.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ def pnpo(
 
     Args:
       clip_low, clip_high: bounds on w.
-      dual_clip: c; for A < 0 the gradient also stops beyond w = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where w > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
@@ -69,9 +69,9 @@ def ctpo(
     Args:
       log_low, log_high: bounds on |log R| at t = 1, below and above.
       growth: the power of t with which the bounds on log R widen.
-      dual_clip: c; for A < 0 the gradient also stops beyond R = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where R > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.04, 1.04, 0.9]]))
     >>> rest = (jnp.zeros((1, 3)), jnp.array([1.0]), jnp.ones((1, 3)))

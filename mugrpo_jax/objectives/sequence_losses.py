@@ -1,6 +1,6 @@
 """Losses with one importance weight for a whole response.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 import math
@@ -43,9 +43,9 @@ def gspo(
     Args:
       clip_low, clip_high: bounds on s.
       level: `sequence` or `token`.
-      dual_clip: c; for A < 0 the gradient also stops beyond s = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where s > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[2.0, 0.5], [1.1, 1.1]]))
     >>> loss, _ = gspo(logp, jnp.zeros((2, 2)), jnp.array([1.0, 1.0]), jnp.ones((2, 2)))
@@ -72,7 +72,7 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
     Args:
       clip_low, clip_high: bounds on the ratio of a token, e^−0.4 and e^0.4.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> import jax
     >>> logp = jnp.log(jnp.array([[4.0, 1.0]]))

@@ -1,6 +1,6 @@
 """Losses in which a token beyond the bounds keeps a bounded gradient instead of none.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 import jax
@@ -53,9 +53,9 @@ def gppo(
 
     Args:
       clip_low, clip_high: bounds on the ratio.
-      dual_clip: c; for A < 0 the gradient stops beyond ρ = c.
+      dual_clip: c. For A < 0 the gradient is 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[2.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
