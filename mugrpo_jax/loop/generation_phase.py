@@ -107,7 +107,7 @@ def _prompts(rollouts: RolloutFolder, shards: Sequence[int]) -> tuple[int, ...]:
 
 
 def _requests(run: RunContext, stage: int, prompts: Sequence[int]) -> StageRequests:
-    """Return requests for prompts of a stage; a stage begins in the training set where the last one ended."""
+    """Return requests for some prompts of a stage. The training data continues where the last stage ended."""
     first = stage * run.config.prompts_per_stage
     return stage_requests(
         stage,

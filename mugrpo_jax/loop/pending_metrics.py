@@ -30,7 +30,10 @@ class PendingMetrics:
         self.restart()
 
     def add(self, about: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """Add the metrics of an update that was just dispatched; if over `_AHEAD` wait, record the oldest."""
+        """Add the metrics of an update that was just dispatched; `about` describes the update for `record`.
+
+        If more than `_AHEAD` updates are then in the queue, record the oldest update.
+        """
         for value in metrics.values():
             value.copy_to_host_async()
         self._waiting.append((about, metrics))

@@ -13,7 +13,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
-    """Restore the newest checkpoint, or else start from a replayed stage, a warm start or the model."""
+    """Return the state and cursor of the newest checkpoint, or those of a new run if there is none."""
     make = jax.jit(
         lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
     )

@@ -5,8 +5,7 @@
 1. A stage generates all its rollouts with one frozen policy, the behavior policy, and then takes µ updates on
    these rollouts. µ is 1024 by default; GRPO is the same loop with µ = 4. Each rollout is used in one update,
    unless the config sets more epochs.
-2. The sampler frees its weights and its KV cache before the first update, so that the optimizer can use all
-   memory of the device.
+2. The sampler frees its weights and KV cache before the first update, so that the optimizer has all memory.
 3. The log-probs of the behavior policy are stored during decoding and never computed again.
 4. The upper clip bound is 5 instead of 1.2, and there is no lower bound, so that stale tokens still count.
 5. In a response with negative advantage, the veto finds the first token whose ratio fell below 1e-4 and drops

@@ -76,11 +76,11 @@ def write_shards(
     stopped: Callable[[], bool],
     bar: Any,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Sample and score all requests, and write their shards.
+    """Sample and score all requests, write their shards to `stage`, and show the progress in `bar`.
 
     Args:
       sampler: a sampler with the weights of the behavior policy.
-      wanted: the requests; they must fill whole shards.
+      wanted: the requests for all prompts of the shards to write, with `samples` samples each.
       scorer: scores finished responses while other responses are sampled.
       decode: converts tokens to text.
       stopped: returns True if the run was asked to stop. Then incomplete shards are not written.

@@ -95,7 +95,7 @@ class RolloutFolder:
         os.replace(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Write and return the manifest, which includes the times `seconds`. All shards must exist."""
+        """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
         summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
         manifest = {
             "identity": dict(self.identity),

@@ -121,10 +121,9 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 
 
 class UpdateStream:
-    """An iterator over the updates of a stage, which can be resumed from a saved position.
+    """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
-    `arrange` are the arguments of `make_update`. Each epoch shuffles the groups with a seed from `seed`,
-    `stage_index` and the epoch. The last groups of an epoch are left out if they do not fill an update.
+    Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
     def __init__(

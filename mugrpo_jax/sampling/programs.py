@@ -146,7 +146,7 @@ def decode(
     Args:
       params: from `sampling_params`.
       slots: donated, so that the new slots reuse their memory.
-      refill_at: end early when this many slots are free; above the number of slots, when all are free.
+      refill_at: end early if this many slots are free. The loop always ends if all slots are free.
       steps: maximum number of decode steps.
       read: how many cache entries attention reads. No sequence may become longer than this in the loop.
       top_k: whether any request uses top-k; False leaves the top-k computation out of the program.
