@@ -20,8 +20,8 @@ The loss is to be minimised. All inputs are converted to float32, and values on 
 bounds are absolute ratios such as 0.8 and 1.2. The docstring of an objective explains its own knobs.
 
 **Notation** in all docstrings: π is the policy, b the behavior policy, and A the advantage of a token.
-l_t = log π(y_t) − log b(y_t) is the log-ratio of token t, and ρ_t = exp(l_t) is its ratio. J_t is the
-contribution of token t to the objective, which is maximised.
+l_t = log π(y_t) − log b(y_t) is the log-ratio of token y_t, and ρ_t = exp(l_t) is its ratio. J_t is the
+contribution of token t to the objective, which is maximised. In J_t, `log π` means log π(y_t).
 
 **Knobs that all objectives share**:
 

@@ -19,7 +19,7 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
     """Compute the advantages of responses from the rewards of their groups.
 
     r is the reward of a response, G the number of responses in its group, and mean the mean reward of the
-    group. The standard deviation (std) of n rewards is divided by n − 1:
+    group. The standard deviation (std) of n rewards is computed with the divisor n − 1:
 
         std        (r − mean) / (std of the group + eps)    GRPO, µ-GRPO
         mean       r − mean                                 Dr. GRPO (arXiv 2503.20783)
@@ -34,7 +34,7 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
       eps: a small number that is added to the standard deviation.
 
     Returns:
-      The advantages `[prompts, G]` in float32. The objectives take them in the shape `[B]`.
+      The advantages `[prompts, G]` in float32. Reshape them to `[B]` for the objectives.
 
     >>> rewards = jnp.array([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
     >>> [round(float(a), 4) for a in group_advantages(rewards)[0]]

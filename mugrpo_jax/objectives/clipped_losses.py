@@ -81,7 +81,7 @@ def dapo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """DAPO: GRPO with a higher upper bound on the ratio and a mean over all tokens (arXiv 2503.14476).
+    """DAPO: use GRPO with a higher upper bound on the ratio and a mean over all tokens (arXiv 2503.14476).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
 

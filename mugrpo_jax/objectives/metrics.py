@@ -3,7 +3,7 @@
 Metrics are a dict of float32 scalars. The key says how to combine the values of a metric:
 
     `tokens`, `negative_responses`, ...   a plain name is a count; counts are added
-    `vetoed/tokens`                       `x/n` is a mean over n, a count in the same dict; weighted mean by n
+    `vetoed/tokens`                       `x/n` is a mean over the count n; means are averaged with weights n
     `ratio_min`, `ratio_max`              the smallest or the largest value
 
 So combining means is exact, in any order. Quantiles and effective sample sizes are not means, but have keys

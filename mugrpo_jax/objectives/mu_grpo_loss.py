@@ -17,7 +17,7 @@ def mu_grpo(
     veto_ratio: ArrayLike = 1e-4,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """µ-GRPO: relaxed clipping and the negative-advantage veto (arXiv 2605.17570).
+    """µ-GRPO: combine relaxed clipping with the negative-advantage veto (arXiv 2605.17570).
 
         L = −(1/Z) Σ_t m_t · keep_t · min(ρ_t A, clip(ρ_t, 0, 5) A)
 

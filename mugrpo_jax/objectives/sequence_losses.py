@@ -37,7 +37,7 @@ def gspo(
 
         s_i = exp(mean_t l_t)        J_t = min(s_i A, clip(s_i, 1 − 3e-4, 1 + 4e-4) A)
 
-    With `level="token"` (GSPO-token), J_t has the same value, but only the log-prob of token t has gradient.
+    With `level="token"` (GSPO-token), J_t is the same, but only the log-prob of token t has a gradient.
     So the gradient of each token is multiplied by the advantage of this token.
 
     Args:
@@ -92,7 +92,7 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
 
 @objective("seq_mean_token_mean")
 def topr(tokens: Tokens, *, length_normalized: bool = False) -> Terms:
-    """TOPR: full weight on good responses, truncated importance weight on bad ones (arXiv 2503.14286).
+    """TOPR: give good responses weight 1, and bad responses a truncated ratio as weight (arXiv 2503.14286).
 
         J_t = A · log π                             for A > 0
         J_t = stop_gradient(clip(ratio_i, 0, 1)) · A · log π   for A < 0

@@ -21,7 +21,7 @@ def cispo(tokens: Tokens, *, clip_low: ArrayLike = 0.0, clip_high: ArrayLike = 5
     Args:
       clip_low, clip_high: bounds on the weight of a token. A lower bound of 0 means no lower bound.
 
-    Metrics: `clipped/tokens`, the share of tokens whose weight is at a bound.
+    Metrics: `clipped/tokens`, the share of tokens whose weight was clipped.
 
     >>> logp, behavior_logp = jnp.array([[-1.0, -2.0]]), jnp.array([[-1.0, -4.0]])
     >>> loss, _ = cispo(logp, behavior_logp, jnp.array([1.0]), jnp.ones((1, 2)))
@@ -42,7 +42,7 @@ def gppo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """GPPO: the same loss value as PPO, but clipped tokens keep a gradient (arXiv 2508.07629).
+    """GPPO: compute the same loss value as PPO, but keep a gradient for clipped tokens (arXiv 2508.07629).
 
         J_t = min(ρ_t A, stop_gradient(clip(ρ_t, 0.8, 1.28) / ρ_t) ρ_t A)
 

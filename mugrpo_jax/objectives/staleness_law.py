@@ -128,9 +128,10 @@ def binding_constraint(lag: float, updates: float, constants: StalenessConstants
 def staleness_report(
     lag: float, learning_rate: float, updates: float, constants: StalenessConstants = UNPROTECTED_GRPO
 ) -> dict[str, float | str]:
-    """Return S·η, T·η, `binding_constraint`, `largest_learning_rate`, and η divided by the largest rate.
+    """Compare a run with the law. The arguments are η and those of `largest_learning_rate`.
 
-    `learning_rate` is η. The other arguments are those of `largest_learning_rate`.
+    In the returned dict, `lag_times_rate` is S·η, `updates_times_rate` is T·η, `binding` is the result of
+    `binding_constraint`, and `share_of_limit` is η divided by `largest_learning_rate`.
 
     >>> report = staleness_report(lag=1024, learning_rate=1e-6, updates=4096)
     >>> round(report["lag_times_rate"], 6), report["binding"], round(report["share_of_limit"])
@@ -190,7 +191,7 @@ class FinishedRun(NamedTuple):
 
 
 class StalenessFit(NamedTuple):
-    """The result of `fit_staleness`."""
+    """The result of `fit_staleness`: two constants, their intervals, and how many runs contradict the fit."""
 
     constants: StalenessConstants
     stale_interval: tuple[float, float]  # S · η is tolerable at the lower end and too large at the upper end

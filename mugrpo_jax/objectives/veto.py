@@ -75,7 +75,7 @@ def veto_mask(
 def veto_metrics(
     log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, keep: jax.Array, *, ratio: ArrayLike = 1e-4
 ) -> Metrics:
-    """Return metrics of the veto. `keep` is the result of `veto_mask`, which has the other arguments too.
+    """Return metrics of the veto. `keep` is the result of `veto_mask`; the other arguments are the same.
 
     `negative_responses` counts responses with a negative advantage, and `triggered_responses` those with a
     trigger. `vetoed/tokens` and `triggered/negative_responses` are shares. The metric
