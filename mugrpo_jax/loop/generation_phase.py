@@ -59,7 +59,7 @@ def _generate(
     missing = rollouts.missing_shards(mine)
     seconds: dict[str, float] = {}
     examples: dict[str, str] = {}
-    # Every host takes part if one has work to do: each sends its part of the weights to the others' samplers.
+    # If any host has missing shards, every host must open a sampler, because the weights come from all hosts.
     if any(distributed.gather("missing", bool(missing))):
         seconds, examples = _sample(run, state, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
@@ -107,7 +107,7 @@ def _prompts(rollouts: RolloutFolder, shards: Sequence[int]) -> tuple[int, ...]:
 
 
 def _requests(run: RunContext, stage: int, prompts: Sequence[int]) -> StageRequests:
-    """Return requests for prompts of a stage; a stage begins in the training set where the last one ended."""
+    """Return requests for some prompts of a stage. The training data continues where the last stage ended."""
     first = stage * run.config.prompts_per_stage
     return stage_requests(
         stage,

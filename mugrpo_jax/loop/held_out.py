@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems during a run."""
+"""Measure the accuracy on held-out problems during a run."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ from mugrpo_jax.setup.sizes import evaluation_settings
 from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState
 
-_SEED_PATH = 1 << 20  # in the place of a stage's number, for the seeds of held-out problems
+_SEED_PATH = 1 << 20  # used instead of a stage number to derive the seeds of held-out problems
 
 
 def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> float | None:
@@ -55,10 +55,10 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
 
 
 def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.EvalResult | None:
-    """Evaluate with each host a share of the problems; return None if any host was asked to stop."""
+    """Split the problems between the hosts and evaluate them; return None if any host was asked to stop."""
     settings = evaluation_settings(run.config)
     problems = list(run.task.test[: run.config.evaluation.problems])
-    # Every host opens a sampler, also one without problems: it sends its part of the weights to the others.
+    # A host without problems opens a sampler too: other hosts need its part of the weights.
     with run.setup.sampler(state.params) as sampler:
         rows = evaluation.score_problems(
             problems,
@@ -82,7 +82,7 @@ def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.Eval
 
 
 def _due(run: RunContext, cursor: Cursor) -> bool:
-    """Return whether to evaluate now; the last update of a stage counts as the start of the next stage."""
+    """Return whether to evaluate now; not after the last update of a stage, but at the next stage's start."""
     every, stages = run.config.evaluation.every, run.config.stages
     if cursor.update:
         inside = cursor.update < run.config.batch.updates_per_stage

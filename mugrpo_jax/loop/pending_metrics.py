@@ -1,4 +1,4 @@
-"""Read the metrics of an update later, so that the host can dispatch more updates in the meantime."""
+"""Read the metrics of an update only after more updates are dispatched, so that the device is never idle."""
 
 import collections
 import time
@@ -13,24 +13,27 @@ _AHEAD = 2  # updates that the host may dispatch before it reads the metrics of 
 
 
 class PendingMetrics:
-    """A queue of updates that were dispatched but not yet recorded.
+    """A queue of updates that were dispatched to the device, but whose metrics are not recorded yet.
 
-    Reading an update's metrics waits for the device. So they are read after `_AHEAD` later updates have been
-    dispatched: the device has work while the host prepares the next batch and writes the journal.
+    To read the metrics of an update, the host must wait for the device. So the host dispatches `_AHEAD` more
+    updates first. Then the device is busy while the host writes the metrics and prepares the next batch.
     """
 
     def __init__(self, record: Callable[[Any, dict[str, float], dict[str, float]], None]) -> None:
-        """Call `record(about, metrics, seconds)` for each update, in order.
+        """Make a queue that calls `record(about, metrics, seconds)` for each update, in the order of `add`.
 
-        `seconds["update"]` is the time since the last record, so the sum over a phase is its wall time.
-        `seconds["compile"]` is the part of it that was spent on compiling.
+        `seconds["update"]` is the time since the last call of `record` or `restart`, and `seconds["compile"]`
+        is the part of this time in which programs were compiled.
         """
         self._record = record
         self._waiting: collections.deque[tuple[Any, Mapping[str, jax.Array]]] = collections.deque()
         self.restart()
 
     def add(self, about: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """Add an update that was just dispatched, and record updates that are `_AHEAD` updates older."""
+        """Add the metrics of an update that was just dispatched; `about` describes the update for `record`.
+
+        If more than `_AHEAD` updates are then in the queue, record the oldest update.
+        """
         for value in metrics.values():
             value.copy_to_host_async()
         self._waiting.append((about, metrics))
@@ -38,12 +41,12 @@ class PendingMetrics:
             self._finish_one()
 
     def flush(self) -> None:
-        """Record all updates. Call it before a checkpoint, so that a later SIGKILL loses no record."""
+        """Record all updates in the queue. Call this before a checkpoint, so that the journal is complete."""
         while self._waiting:
             self._finish_one()
 
     def restart(self) -> None:
-        """Start the time of the next record now, after work that is not part of an update."""
+        """Measure the next record's time from now. Call this after work that is not part of an update."""
         self._since, self._compiled = time.monotonic(), compile_clock().seconds
 
     def _finish_one(self) -> None:

@@ -1,4 +1,4 @@
-"""The data of a run, described before training starts; only local files are read."""
+"""Describe the data of a run before training starts, reading only local files."""
 
 import textwrap
 
@@ -10,7 +10,7 @@ _SOURCES = ("folder", "train", "test")
 
 
 def describe_data(config: RunConfig) -> str:
-    """Return a text with the number of problems and a shortened first problem, without downloads."""
+    """Return a line of text with the number of problems and a shortened first problem, without downloads."""
     if config.replay.run is not None:
         stage = replay.rollouts(config)
         return f"data        {stage.prompts:,} prompts with their responses in {stage.folder}"

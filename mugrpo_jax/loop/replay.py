@@ -1,8 +1,8 @@
-"""Replay: optimise a stage of another run again, with another objective or other settings.
+"""Replay a stage: optimise the rollouts of another run again, with another objective or other settings.
 
-The rollouts are read from the other run's folder. The new run starts from the weights and the optimizer state
-with which the other run generated them, so with the same settings it ends with the same parameters, bit for
-bit. Settings that would have given other rollouts are refused.
+The new run reads the rollouts from the folder of the other run. It starts from the weights and the optimizer
+state with which the other run generated these rollouts. So with the same settings, the new run gives exactly
+the same parameters. Settings on which the rollouts depend must be the same in both runs.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 
 def rollouts(config: RunConfig) -> RolloutFolder:
-    """Check and return the rollouts of the other run that `config` replays."""
+    """Return the rollouts that `config.replay` names; raise an error if `config` cannot replay them."""
     other, other_config = _other(config)
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:
@@ -34,9 +34,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
 
 
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
-    """Restore the state and cursor with which the other run generated the stage, sharded as `targets`.
+    """Restore the state and cursor with which the other run generated the stage; shard it like `targets`.
 
-    Return None for stage 0 of a run without a warm start, because `config` has the same initial weights.
+    Return None for stage 0 of a run without a warm start or a checkpoint: the model's weights are the start.
     """
     other, other_config = _other(config)
     first = config.replay.stage * other_config.batch.updates_per_stage
@@ -61,7 +61,7 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
 
 
 def _origin(config: RunConfig) -> dict[str, Any]:
-    """Return the settings on which weights, rollouts and the shape of the state at a stage start depend."""
+    """Return the settings on which the rollouts and the training state at a stage start depend."""
     whole = configs.to_dict(config)
     return {
         "seed": config.seed,

@@ -13,7 +13,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
-    """Restore the newest checkpoint; without one, start from a replayed stage, a warm start or the model."""
+    """Return the state and cursor of the newest checkpoint, or those of a new run if there is none."""
     make = jax.jit(
         lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
     )
@@ -38,9 +38,9 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
 
 
 def save_if_due(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-    """Save a checkpoint every few updates, at moments that the config asks to keep, and before a stop.
+    """Save a checkpoint if one is due or the run must stop; raise `Stopped` afterwards if the run must stop.
 
-    A stage's last update is saved as the start of the next stage.
+    `config.checkpoints` says when one is due. A stage's last update is saved as the start of the next stage.
     """
     keep, batch = run.config.checkpoints, run.config.batch
     if cursor.update == batch.updates_per_stage:
@@ -64,7 +64,7 @@ def save(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float 
 
 
 def leave_if_stopped(run: RunContext) -> None:
-    """End the run if all hosts agreed to stop, once the last checkpoint is on disk."""
+    """If all hosts agreed to stop, wait until the last checkpoint is on disk and raise `Stopped`."""
     if run.stop.agreed:
         run.checkpoints.wait()
         raise Stopped

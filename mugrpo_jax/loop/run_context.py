@@ -32,11 +32,11 @@ class RunContext:
 
     Attributes:
       params: the initial weights; None once the training state contains them.
-      resources: everything that must be closed at the end of the run.
-      pending: metrics of updates that are not in the journal yet.
+      resources: closes files, threads and trackers at the end of the run.
+      pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
-      next_requests: (stage, prompts) and requests of the next stage, made while this stage is optimised.
-      step: the update step; None before the first update.
+      next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
+      step: computes one update; None before the first update.
     """
 
     folder: RunFolder
@@ -82,7 +82,7 @@ class RunContext:
         return None if jax.process_count() == 1 else distributed.Vote(self.setup.mesh)
 
     def stop_metric(self) -> dict[str, jax.Array]:
-        """Return as a metric whether any host must stop, so that all hosts stop at the same update."""
+        """Return the metric `stop`, which is 1 on all hosts if any host was asked to stop; {} on one host."""
         return {} if self._vote is None else {"stop": self._vote(self.stop.requested)}
 
 

@@ -1,20 +1,19 @@
-"""µ-GRPO, top to bottom: a few large stages of *generate everything, then optimise many times*.
+"""The µ-GRPO loop. A run has a few stages; each stage generates all its rollouts and then takes µ updates.
 
-How it departs from GRPO (arXiv 2402.03300):
+µ-GRPO differs from GRPO (arXiv 2402.03300) in these points:
 
-1. A stage generates all its rollouts at once, from one frozen policy, and then takes µ updates on them
-   (1024 by default; GRPO is this same loop with µ = 4). Each rollout is used once unless the config asks for
-   more epochs.
-2. The sampler and the optimizer never share the device: the memory of the sampler's weights and cache is free
-   before the first update.
-3. Log-probs of the behavior policy are recorded while decoding and never recomputed.
-4. The upper clip of the ratio is 5 instead of 1.2, and there is no lower clip: stale tokens still contribute.
+1. A stage generates all its rollouts with one frozen policy, the behavior policy, and then takes µ updates on
+   these rollouts. µ is 1024 by default; GRPO is the same loop with µ = 4. Each rollout is used in one update,
+   unless the config sets more epochs.
+2. The sampler frees its weights and KV cache before the first update, so that the optimizer has all memory.
+3. The log-probs of the behavior policy are stored during decoding and never computed again.
+4. The upper clip bound is 5 instead of 1.2, and there is no lower bound, so that stale tokens still count.
 5. In a response with negative advantage, the veto finds the first token whose ratio fell below 1e-4 and drops
    all later tokens from the loss. Every update computes the veto again with the current weights.
-6. There is no KL term and no dual clip. The optimizer's state carries over between stages.
-7. Rollouts are files: a stage can be inspected, optimised again, or replayed with another objective.
+6. There is no KL term and no dual clip. A new stage continues with the optimizer state of the last stage.
+7. Rollouts are stored in files, so that a stage can be inspected, or replayed with another objective.
 
-4 and 5 are `objectives.mu_grpo`; the rest is below.
+Points 4 and 5 are in `objectives.mu_grpo`. This module and the modules it calls contain the other points.
 """
 
 from pathlib import Path
@@ -36,7 +35,7 @@ def train(config: RunConfig, folder: Path) -> Path:
         for stage in range(cursor.stage, config.stages.stop):
             if cursor.update == 0:
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
-                state = training.start_stage(state)  # θ becomes b, the behavior policy
+                state = training.start_stage(state)  # the current weights become the behavior policy
             rollouts = generate_stage(run, state, stage, cursor)
             for state, cursor in optimise(run, state, stage, rollouts, cursor):  # noqa: B020
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
@@ -48,7 +47,7 @@ def train(config: RunConfig, folder: Path) -> Path:
 
 
 def warm_start(config: RunConfig, folder: Path) -> Path:
-    """Do only the warm start and an evaluation. A later `train` in the same folder continues from there."""
+    """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
     with open_run(config, folder) as run:
         state, cursor = resume(run)
         held_out_accuracy(run, state, cursor)

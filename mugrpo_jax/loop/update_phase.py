@@ -1,4 +1,4 @@
-"""The second phase of a stage: its µ updates on the rollouts."""
+"""The second phase of a stage: take µ updates on the rollouts."""
 
 import functools
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from mugrpo_jax.training import Cursor, TrainState
 def optimise(
     run: RunContext, state: TrainState, stage: int, rollouts: RolloutFolder, cursor: Cursor
 ) -> Iterator[tuple[TrainState, Cursor]]:
-    """Take the µ updates of a stage, starting at the cursor; yield after each update is dispatched.
+    """Take the remaining updates of a stage. After each update, yield the new state and the new cursor.
 
-    The device may still be computing then. So metrics are written to the journal some updates later.
+    The device may still compute the update then, so its metrics are recorded later, see `PendingMetrics`.
     """
     config, batch = run.config, run.config.batch
     with progress.bar(batch.updates_per_stage, f"stage {stage}: update", "upd", cursor.update) as bar:

@@ -1,4 +1,4 @@
-"""The supervised start: some updates on the task's worked solutions before the first stage."""
+"""The warm start: supervised updates on the worked solutions of the task, before the first stage."""
 
 import contextlib
 import dataclasses

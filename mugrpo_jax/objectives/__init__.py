@@ -15,9 +15,13 @@
     mask            [B, T], non-zero on response tokens
     denominator     the denominator of the whole update, when this call sees only a part of it
 
-A row is a response. `logp[b, t]` is the log-prob of token t given the tokens before it. The loss is to be
-minimised. Inputs of any precision are computed in float32, and values on padding are never read. Clip bounds
-are absolute ratios. The docstring of an objective explains its own knobs.
+Each row is one response. `logp[i, t]` is the log-prob of token t in response i, given the tokens before it.
+The loss is to be minimised. All inputs are converted to float32, and values on padding have no effect. Clip
+bounds are absolute ratios such as 0.8 and 1.2. The docstring of an objective explains its own knobs.
+
+**Notation** in all docstrings: π is the policy, b the behavior policy, and A the advantage of a token.
+l_t = log π(y_t) − log b(y_t) is the log-ratio of token y_t, and ρ_t = exp(l_t) is its ratio. J_t is the
+contribution of token t to the objective, which is maximised. In J_t, `log π` means log π(y_t).
 
 **Knobs that all objectives share**:
 
@@ -25,11 +29,11 @@ are absolute ratios. The docstring of an objective explains its own knobs.
     max_length       L_max of `constant`, in tokens; T by default, not needed when `denominator` is given
     weights          [B, T] factors on the policy term, without a gradient: `veto_mask`, `tis_weights`,
                      `mis_mask`, `icepop_mask`, `sequence_veto_mask`, `opsm_mask` or a product of them
-    reference_logp   [B, T] log-probs of a reference policy, to add `kl_coef` times the `kl_estimator`
-    entropy          [B, T] entropies of the policy, to subtract `entropy_coef` times them
+    reference_logp   [B, T] log-probs of a reference policy; the loss gets `kl_coef` times the KL estimate
+    entropy          [B, T] entropies of the policy; the loss gets −`entropy_coef` times the entropy
 
-Weights remove or rescale terms of the sum. They do not change the denominator, the KL term or the entropy.
-Objectives in PPO's min-form also have `dual_clip`, off by default.
+`weights` multiply only the policy term. The denominator, the KL term and the entropy term do not change.
+Objectives that take the minimum of a clipped and an unclipped term, as PPO does, also have `dual_clip`.
 
 **An update in parts.** Compute the `denominator` of the whole update with the function of that name, and pass
 it to every call. Then the losses and gradients of the micro-batches add up to those of the whole update, and

@@ -1,4 +1,4 @@
-"""Checks at trace time. Each error is one line with the argument, its value and the possible values."""
+"""Check arguments at trace time. Each error message has the argument, its value and the possible values."""
 
 import math
 from collections.abc import Iterable
@@ -9,27 +9,27 @@ import numpy as np
 
 
 def is_number(value: Any) -> bool:
-    """True for a concrete number, false for a traced value."""
+    """Return True for a concrete number, False for traced values and everything else."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuse a value that is not one of the choices."""
+    """Raise an error if the value is not one of the choices."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} is {value!r}; possible: {', '.join(map(repr, choices))}")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse a value that is not a boolean."""
+    """Raise an error if the value is not a boolean."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}; possible: True, False")
 
 
 def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = False) -> None:
-    """Refuse a number below `low` (or at it, when strict), and NaN. Traced values pass."""
+    """Raise an error for NaN and numbers below `low`, if `strict` also for `low`. Accept traced values."""
     if isinstance(value, (str, bool)) or value is None:
         raise ValueError(f"{name} is {value!r}; possible: a number")
     if np.ndim(value) != 0:
@@ -41,7 +41,7 @@ def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = Fals
 
 
 def check_bounds(clip_low: Any, clip_high: Any, names: tuple[str, str] = ("clip_low", "clip_high")) -> None:
-    """Refuse bounds on a ratio that are negative or the wrong way round. Traced values pass."""
+    """Raise an error unless 0 <= clip_low <= clip_high. Accept traced values."""
     low_name, high_name = names
     check_number(low_name, clip_low)
     check_number(high_name, clip_high, low=-math.inf)
@@ -53,13 +53,13 @@ def check_bounds(clip_low: Any, clip_high: Any, names: tuple[str, str] = ("clip_
 
 
 def check_shape(name: str, array: Any, *shapes: tuple[int, ...]) -> None:
-    """Refuse an array whose shape is none of the possible ones."""
+    """Raise an error if the shape of the array is not one of `shapes`."""
     if tuple(np.shape(array)) not in shapes:
         possible = " or ".join(map(str, shapes))
         raise ValueError(f"{name} has shape {tuple(np.shape(array))}; possible: {possible}")
 
 
 def check_rank(name: str, array: Any, rank: int, axes: str) -> None:
-    """Refuse an array that does not have these axes."""
+    """Raise an error if the array does not have `rank` axes; the message shows `axes`, such as "[B, T]"."""
     if np.ndim(array) != rank:
         raise ValueError(f"{name} has shape {tuple(np.shape(array))}; possible: {axes}")

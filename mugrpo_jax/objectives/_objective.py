@@ -1,7 +1,7 @@
-"""From a per-token formula to an objective: read the inputs, apply the formula, sum up the loss.
+"""Turn the formula of a loss into an objective: read the inputs, apply the formula, and sum over tokens.
 
-A formula is a function of `Tokens` and its own knobs that returns `Terms`. The decorator `objective` turns it
-into a function of the four arrays that every objective takes, with the knobs that all objectives share.
+A formula is a function of `Tokens` and its own knobs that returns `Terms`. The decorator `objective` turns a
+formula into an objective: a function of four arrays, its own knobs and the knobs that all objectives share.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -26,17 +26,17 @@ Objective = Callable[..., tuple[jax.Array, Metrics]]
 
 
 class Tokens(NamedTuple):
-    """A batch in float32. Padding is zero in every array, so that `exp` and row sums are safe."""
+    """The inputs of an objective in float32. All arrays are 0 on padding, so that `exp` and sums are safe."""
 
     logp: jax.Array  # [B, T] log π(y_t), the only array with a gradient
     behavior_logp: jax.Array  # [B, T] log b(y_t)
     log_ratio: jax.Array  # [B, T] l_t = log π(y_t) − log b(y_t)
     advantages: jax.Array  # [B, T]
-    mask: jax.Array  # [B, T] bool
+    mask: jax.Array  # [B, T] bool, True on response tokens; these are the "valid" tokens
 
     @property
     def ratio(self) -> jax.Array:
-        """ρ_t = exp(l_t)."""
+        """The ratio of each token, ρ_t = exp(l_t)."""
         return safe_exp(self.log_ratio)
 
     @property
@@ -45,24 +45,24 @@ class Tokens(NamedTuple):
         return self.mask.sum()
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """The mean of `[B, T]` values over the valid tokens, as a metric."""
+        """Return the mean of `values` `[B, T]` over the valid tokens."""
         return mean_over(jnp.where(self.mask, values, 0.0).sum(), self.total)
 
     def share(self, chosen: jax.Array) -> jax.Array:
-        """The share of the valid tokens that are chosen, as a metric."""
+        """Return the share of the valid tokens for which `chosen` `[B, T]` is True."""
         return mean_over((chosen & self.mask).sum(), self.total)
 
 
 class Terms(NamedTuple):
-    """What a formula returns."""
+    """The result of a formula: two terms per token, and metrics."""
 
-    policy: jax.Array  # [B, T] J_t, to be maximised; `weights` multiply it
+    policy: jax.Array  # [B, T] J_t, to be maximised; multiplied by the knob `weights`
     metrics: Metrics
-    penalty: ArrayLike = 0.0  # [B, T], to be minimised; `weights` leave it alone
+    penalty: ArrayLike = 0.0  # [B, T], to be minimised; not multiplied by `weights`
 
 
 def objective(aggregation: str) -> Callable[[Callable[..., Terms]], Objective]:
-    """Make an objective of a formula; `aggregation` is the default of the knob with that name."""
+    """Return a decorator that makes an objective of a formula; `aggregation` is the default of that knob."""
 
     def decorate(formula: Callable[..., Terms]) -> Objective:
         signature = _public_signature(formula, aggregation)
@@ -104,9 +104,9 @@ def aggregate(
     entropy_coef: ArrayLike = 0.0,
     max_length: int | None = None,
 ) -> tuple[jax.Array, Metrics]:
-    """Sum the terms of the tokens up to the loss. The keywords are the knobs that all objectives share.
+    """Sum the terms of all tokens and return the loss and the metrics.
 
-    `weights` scale the policy term. The penalty, the KL term and the entropy bonus see every valid token.
+    The keywords are the knobs that all objectives share; the docstring of the package explains them.
     """
     shape = tokens.mask.shape
     check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
@@ -144,7 +144,7 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _public_signature(formula: Callable[..., Terms], aggregation: str) -> inspect.Signature:
-    """The four arrays, then the formula's own knobs between `denominator` and the other shared knobs."""
+    """Return the signature that `help` shows: the four arrays, `denominator`, own knobs, shared knobs."""
     names = ("logp", "behavior_logp", "advantages", "mask")
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arrays = [inspect.Parameter(name, kind, annotation="ArrayLike") for name in names]
@@ -161,14 +161,14 @@ def _public_signature(formula: Callable[..., Terms], aggregation: str) -> inspec
 def _check_coefficient(
     name: str, value: ArrayLike, array_name: str, array: ArrayLike | None, shape: tuple[int, ...]
 ) -> None:
-    """Refuse a coefficient that is negative, or whose array was not given."""
+    """Raise an error if a coefficient is negative, or is not 0 although its array was not given."""
     check_number(name, value)
     if array is None and not (is_number(value) and value == 0):
         raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
 
 
 def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:
-    """Check the shapes, convert to float32 and set padding to zero."""
+    """Check the shapes of the four arrays and return them as `Tokens`, in float32 and 0 on padding."""
     check_rank("logp", logp, 2, "[B, T]")
     shape = jnp.shape(logp)
     check_shape("behavior_logp", behavior_logp, shape)
@@ -180,19 +180,19 @@ def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike
 
 
 def read_log_ratio(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:
-    """`Tokens` without a gradient from log-ratios alone, for statistics of a batch."""
+    """Return `Tokens` that have these log-ratios and no gradient, to compute statistics of a batch."""
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     log_ratio = stop_gradient(jnp.asarray(log_ratio))
     return read_tokens(log_ratio, jnp.zeros_like(log_ratio), advantages, mask)
 
 
 def on_tokens(values: ArrayLike, mask: jax.Array) -> jax.Array:
-    """The values in float32, and zero on padding."""
+    """Convert values `[B, T]` to float32 and set them to 0 where `mask` is False."""
     return jnp.where(mask, jnp.asarray(values).astype(jnp.float32), 0.0)
 
 
 def token_advantages(advantages: ArrayLike, mask: jax.Array) -> jax.Array:
-    """Advantages `[B]` or `[B, T]` as `[B, T]` without a gradient."""
+    """Convert advantages `[B]` or `[B, T]` to `[B, T]`, without a gradient and 0 on padding."""
     check_shape("advantages", advantages, mask.shape[:1], mask.shape)
     advantages = stop_gradient(jnp.asarray(advantages))
     return on_tokens(advantages if advantages.ndim == 2 else advantages[:, None], mask)
@@ -205,10 +205,10 @@ def min_form(
     clip_high: ArrayLike,
     dual_clip: ArrayLike | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """PPO's `min(ρ A, clip(ρ, low, high) A)`, and which tokens are clipped.
+    """Return PPO's `min(ρ A, clip(ρ, low, high) A)` per token, and a mask that is True on clipped tokens.
 
-    With `dual_clip` c, the value for A < 0 is at least c A, so the gradient stops beyond ρ = c as well
-    (arXiv 1912.09729). Written case by case: a ratio exactly on a bound keeps its whole gradient.
+    With `dual_clip` c, the value for A < 0 is at least c A, so the gradient is also 0 beyond ρ = c
+    (arXiv 1912.09729). The code does not use `min`, so that a ratio on a bound keeps its whole gradient.
     """
     above = (advantages > 0) & (ratio > clip_high)
     below = (advantages < 0) & (ratio < clip_low)
@@ -221,17 +221,17 @@ def min_form(
 
 
 def beyond_dual_clip(ratio: jax.Array, advantages: jax.Array, dual_clip: ArrayLike) -> jax.Array:
-    """Tokens of negative advantage whose ratio is above the dual clip."""
+    """Return a mask that is True where the advantage is negative and the ratio is above the dual clip."""
     check_number("dual_clip", dual_clip, low=1.0, strict=True)
     return (advantages < 0) & (ratio > dual_clip)
 
 
 def mean_log_ratio(tokens: Tokens) -> jax.Array:
-    """mean_t l_t of each response, `[B, 1]`."""
+    """Return the mean of the log-ratios over the tokens of each response, `[B, 1]`."""
     lengths = tokens.mask.sum(axis=1, keepdims=True)
     return tokens.log_ratio.sum(axis=1, keepdims=True) / jnp.maximum(lengths, 1)
 
 
 def through_own_token(weight: jax.Array, tokens: Tokens) -> jax.Array:
-    """Multiply a constant weight by a 1 that has the gradient of the token's own log-prob."""
+    """Return `weight` with another gradient: that of weight · log π(y_t), with the weight as a constant."""
     return stop_gradient(weight) * jnp.exp(tokens.logp - stop_gradient(tokens.logp))

@@ -1,6 +1,7 @@
-"""Advantages of the responses to one prompt, relative to each other.
+"""Compute advantages by comparing the responses to the same prompt.
 
-NumPy arrays give NumPy arrays, so that a data loader needs no device. Anything else gives JAX arrays.
+For NumPy arrays, the functions return NumPy arrays, so that a data loader needs no device. For all other
+inputs, they return JAX arrays.
 """
 
 from typing import Any
@@ -15,25 +16,25 @@ ADVANTAGE_KINDS = ("std", "mean", "rloo", "batch_std")
 
 
 def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6) -> Any:
-    """Advantages from the rewards of groups of responses.
+    """Compute the advantages of responses from the rewards of their groups.
 
-    With the mean over the group of G responses, and standard deviations as of a sample (n − 1):
+    r is the reward of a response, G the number of responses in its group, and mean the mean reward of the
+    group. The standard deviation (std) of n rewards is computed with the divisor n − 1:
 
         std        (r − mean) / (std of the group + eps)    GRPO, µ-GRPO
         mean       r − mean                                 Dr. GRPO (arXiv 2503.20783)
         rloo       r − mean of the other G − 1              leave-one-out (arXiv 2402.14740)
         batch_std  (r − mean) / (std of all rewards + eps)  group mean, one scale for the batch
 
-    A group whose rewards are all equal carries no signal: its advantages are exactly 0, for every kind.
-    `equal_groups` finds such groups.
+    If all rewards of a group are equal (see `equal_groups`), its advantages are exactly 0 for every kind.
 
     Args:
       rewards: `[prompts, G]` with G at least 2.
       kind: one of `ADVANTAGE_KINDS`.
-      eps: added to the standard deviation.
+      eps: a small number that is added to the standard deviation.
 
     Returns:
-      `[prompts, G]` in float32. Reshape to `[B]` for the objectives.
+      The advantages `[prompts, G]` in float32. Reshape them to `[B]` for the objectives.
 
     >>> rewards = jnp.array([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
     >>> [round(float(a), 4) for a in group_advantages(rewards)[0]]
@@ -57,13 +58,9 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
 
 
 def equal_groups(rewards: ArrayLike) -> Any:
-    """Which groups have equal rewards, and so no signal.
+    """Return a mask `[prompts]` that is True for each group whose rewards are all equal.
 
-    Args:
-      rewards: `[prompts, G]` with G at least 2.
-
-    Returns:
-      `[prompts]` bool. Its sum is the count; its complement are the groups that DAPO keeps.
+    `rewards` is `[prompts, G]` with G at least 2. DAPO trains only on the groups where the mask is False.
 
     >>> int(equal_groups(jnp.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])).sum())
     2
@@ -78,17 +75,17 @@ def equal_groups(rewards: ArrayLike) -> Any:
 
 
 def overlong_penalty(lengths: ArrayLike, *, max_length: int, buffer: int) -> Any:
-    """DAPO's soft penalty for responses that run into the generation budget (arXiv 2503.14476, section 3.4).
+    """Return DAPO's soft penalty for responses near the maximum length (arXiv 2503.14476, section 3.4).
 
         min(0, −(L − (L_max − L_buf)) / L_buf)
 
     Args:
-      lengths: lengths of the responses in tokens, any shape.
-      max_length: L_max, the generation budget in tokens.
-      buffer: L_buf, the number of tokens before the budget over which the penalty grows from 0 to −1.
+      lengths: L, the lengths of the responses in tokens, an array of any shape.
+      max_length: L_max, the maximum number of tokens in a response.
+      buffer: L_buf. The penalty goes from 0 to −1 over the last L_buf tokens before L_max.
 
     Returns:
-      What to add to the rewards, in the shape of `lengths`.
+      The penalties, which are 0 or negative, in the shape of `lengths`. Add them to the rewards.
 
     >>> overlong_penalty(jnp.array([50, 80, 90, 100]), max_length=100, buffer=20).tolist()
     [-0.0, -0.0, -0.5, -1.0]

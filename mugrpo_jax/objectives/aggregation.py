@@ -1,14 +1,14 @@
-"""From the objectives of single tokens to one loss.
+"""Combine the objectives of all tokens into one loss.
 
-With the mask `m`, the length `L_i` of response `i` and the objective `J` of a token:
+`m` is the mask (1 on response tokens), `L_i` the length of response `i`, and `J` the objective of a token:
 
     token_mean            (1 / N) Σ_i Σ_t m J             N = Σ m
     seq_mean_token_mean   (1 / n) Σ_i (1 / L_i) Σ_t m J   n = responses with at least one token
     seq_mean_token_sum    (1 / n) Σ_i Σ_t m J
     constant              (1 / (n · L_max)) Σ_i Σ_t m J   L_max = the generation budget, the same for all
 
-The leading factor is one over the *denominator*. The denominator is that of the whole update. Compute it once
-with `denominator` and pass it to the objective with every micro-batch; then losses and gradients add up.
+The *denominator* is N, n or n · L_max, computed from the whole update. Compute the denominator once with
+`denominator`, and pass it to the objective with every micro-batch. Then losses and gradients add up.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "cons
 
 
 def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -> Any:
-    """The number by which the sum over tokens is divided, from the response mask of a whole update.
+    """Return the number by which the sum over tokens is divided, from the response mask of a whole update.
 
-    Rows without a valid token are padding and are not counted. A NumPy mask gives a NumPy scalar, a JAX mask
-    a JAX scalar. The denominators of the parts of an update add up to that of the update.
+    Rows without a response token are padding and are not counted. A NumPy mask gives a NumPy scalar, a JAX
+    mask a JAX scalar. If an update is split into parts, the denominators of the parts add up to the whole.
 
     Args:
       mask: `[B, T]`, non-zero on response tokens.
       aggregation: one of `AGGREGATIONS`.
-      max_length: the generation budget in tokens; only `constant` needs it. It has no default here, because
-        the width of a padded micro-batch is not the budget.
+      max_length: L_max, the maximum number of tokens in a response, for `constant` only. It has no default,
+        because a micro-batch may be padded to a smaller width than L_max.
 
     >>> import numpy as np
     >>> mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -57,7 +57,7 @@ def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -
 
 
 def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -> jax.Array:
-    """The factor `[B, T]` by which each token's objective enters the loss; zero on padding.
+    """Return the factor `[B, T]` by which the objective of each token is multiplied; 0 on padding.
 
     >>> token_shares(jnp.array([[1, 1], [1, 0]]), "seq_mean_token_mean", denominator=2).tolist()
     [[0.25, 0.25], [0.5, 0.0]]
@@ -66,7 +66,7 @@ def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -
     check_number("denominator", denominator)
     valid = (mask != 0).astype(jnp.float32)
     total = jnp.asarray(denominator, jnp.float32)
-    shares = valid / jnp.where(total > 0, total, 1.0)  # no token: a loss of zero
+    shares = valid / jnp.where(total > 0, total, 1.0)  # without tokens the loss is 0
     if aggregation == "seq_mean_token_mean":
         shares = shares / jnp.maximum(valid.sum(axis=1, keepdims=True), 1.0)
     return shares

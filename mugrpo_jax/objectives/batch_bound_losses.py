@@ -1,8 +1,8 @@
-"""M2PO and BAPO: clip bounds that follow from a statistic of the batch.
+"""M2PO and BAPO: losses whose clip bounds are computed from a statistic of the batch.
 
-A call without the statistic takes it from its own arrays. For an update in several micro-batches, compute the
-statistic once (`m2po_bound`, `bapo_bounds`; for P3O `ratio_sums` and `ess_from_sums`) and pass it to every
-call: then the gradients add up to that of the whole update.
+By default, a call computes the statistic from its own arrays. If an update has several micro-batches, compute
+the statistic of the whole update once, with `m2po_bound` or `bapo_bounds` (for P3O with `ratio_sums` and
+`ess_from_sums`), and pass it to every call. Then the gradients add up to the gradient of the whole update.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -32,20 +32,20 @@ def m2po(
 ) -> Terms:
     """M2PO: keep the second moment of the harmful log-ratios below a threshold (arXiv 2510.01161).
 
-    Harmful are the tokens that move further away: `Q = {A > 0, ρ > 1} ∪ {A < 0, ρ < 1}`. While the mean of l²
-    over Q is within the threshold, nothing is clipped. Beyond it, with the bound c of `m2po_bound`:
+    A token is harmful if the update moves it further away from b: `Q = {A > 0, ρ > 1} ∪ {A < 0, ρ < 1}`.
+    If the mean of l² over Q is above the threshold, tokens are clipped with the bound c from `m2po_bound`:
 
         winsorize   J_t = min(ρ_t A, clip(ρ_t, e^−c, e^c) A)
         mask        J_t = ρ_t A, and 0 for harmful tokens with |l_t| > c
 
     Args:
-      threshold: τ, the second moment that is tolerated.
+      threshold: τ, the largest mean of l² over harmful tokens at which nothing is clipped.
       form: `winsorize` or `mask`.
-      log_bound: c of the whole update, from `m2po_bound`; by default that of this call.
-      dual_clip: c of the dual clip; for A < 0 the gradient also stops beyond it.
+      log_bound: c of the whole update, from `m2po_bound`. None computes c from the arrays of this call.
+      dual_clip: d. For A < 0 the gradient is also 0 where ρ > d. None means no dual clip.
 
-    Metrics: `clipped/tokens`, the count `harmful_tokens`, their mean l² in `second_moment/harmful_tokens`,
-    and the tightest lower bound `clip_low_max` (0: nothing clipped).
+    Metrics: `clipped/tokens` (share), `harmful_tokens` (count), `second_moment/harmful_tokens` (the mean of
+    l² over harmful tokens) and `clip_low_max` (e^−c, which is 0 if nothing is clipped).
 
     >>> size = jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]])
     >>> loss, metrics = m2po(size, jnp.zeros((1, 6)), jnp.array([1.0]), jnp.ones((1, 6)))
@@ -81,25 +81,23 @@ def m2po_bound(
     threshold: ArrayLike = 0.04,
     form: str = "winsorize",
 ) -> jax.Array:
-    """The bound c on |l| that brings the second moment of the harmful tokens down to the threshold τ.
+    """Return the bound c on |l| with which the mean of l² over the harmful tokens is at most the threshold τ.
 
-    With `v_0 ≤ v_1 ≤ …` the l² of the n harmful tokens:
+    `v_0 ≤ v_1 ≤ …` are the sorted l² of the n harmful tokens, which `m2po` defines:
 
         winsorize   c = sqrt(v_{k−1}) for the first k with Σ_{j ≤ k} v_j + (n − k − 1) v_k ≥ τ n
         mask        c = the largest |l| that stays when the largest l² are removed until their mean is ≤ τ;
                     tokens that tie with a removed one are removed with it
 
-    c is infinite while the mean is within τ, and 0 if even the smallest v is not (that case is our choice).
+    c is infinite if the mean of all v is at most τ, and 0 if even v_0 is above τ (this case is our choice).
 
     Args:
-      log_ratio: `[B, T]`.
-      advantages: `[B]` or `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
+      log_ratio, advantages, mask: as in `veto_mask`, for the whole update.
       threshold: τ.
       form: `winsorize` or `mask`.
 
     Returns:
-      A scalar without gradient, the `log_bound` of `m2po`.
+      c, a scalar without a gradient. Pass it to `m2po` as `log_bound`.
 
     >>> size = jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]])
     >>> round(float(m2po_bound(size, jnp.array([1.0]), jnp.ones((1, 6)))), 4)
@@ -112,7 +110,7 @@ def m2po_bound(
 
 
 def _harmful(tokens: Tokens) -> jax.Array:
-    """Tokens that the update moves further away from the behavior policy."""
+    """Return a mask that is True on tokens that the update moves further away from the behavior policy."""
     return tokens.mask & (stop_gradient(tokens.log_ratio) * jnp.sign(tokens.advantages) > 0)
 
 
@@ -126,7 +124,7 @@ def _m2po_bound(size: jax.Array, harmful: jax.Array, threshold: ArrayLike, form:
         kept = harmful & (size <= bound)
         return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum()
 
-    # Round down to a size that occurs: the search may end anywhere between two of them.
+    # Round down to a size in the batch, because the search may end at any number between two sizes.
     bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max()
     return jnp.where(squares.sum() > threshold * count, bound, jnp.inf)
 
@@ -144,21 +142,21 @@ def bapo(
     bounds: tuple[ArrayLike, ArrayLike] | None = None,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """BAPO: bounds that move until good responses weigh as much as bad ones (arXiv 2510.18927).
+    """BAPO: choose the clip bounds so that good responses weigh as much as bad ones (arXiv 2510.18927).
 
         J_t = min(ρ_t A, clip(ρ_t, c_l, c_h) A)     (c_l, c_h) from `bapo_bounds`
 
-    The defaults are those of the authors' code, where the target is the quotient of positive and negative
-    mass; their code also has a dual clip of 3. Their paper lets c_l go from 0.6 to 0.9 and c_h from 1.2 to
-    3.0, with a target ρ₀ for the positive share of the total mass: 0.4 in the paper, 0.5 in their README. A
-    share s is the target s / (1 − s) here, so 0.5 is 1.
+    The defaults are those of the authors' code, where the target is positive mass divided by negative mass.
+    Their code also has a dual clip of 3. In the paper, c_l goes from 0.6 to 0.9 and c_h from 1.2 to 3.0, and
+    the target is the positive share s of the total mass: 0.4 in the paper, 0.5 in their README. A share s
+    corresponds to the target s / (1 − s) here, so 0.5 corresponds to 1.
 
     Args:
       clip_low, clip_low_max, clip_high, clip_high_max, step, target: see `bapo_bounds`.
-      bounds: (c_l, c_h) of the whole update; by default those of this call.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
+      bounds: (c_l, c_h) of the whole update. None computes the bounds from the arrays of this call.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`, `clip_low/tokens` and `clip_high/tokens`.
+    Metrics: `clipped/tokens` (share), and the bounds `clip_low/tokens` and `clip_high/tokens`.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [1.0, 1.25]]))
     >>> rest = (jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.ones((2, 2)))
@@ -199,25 +197,23 @@ def bapo_bounds(
     step: float = 0.05,
     target: ArrayLike = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The first bounds at which the positive mass is at least `target` times the negative mass.
+    """Return the first bounds at which the positive mass is at least `target` times the negative mass.
 
         positive mass = Σ_{A > 0} min(ρ, c_h) |A|        negative mass = Σ_{A < 0} max(ρ, c_l) |A|
 
-    First c_l rises in steps, then c_h. The masses are those of the surrogate, as in the authors' code. A
-    higher c_l can only add to the negative mass: it removes the gradient of unlikely tokens but never helps
-    to meet the target. So if the first bounds miss the target, c_l goes to its end and c_h is searched for.
+    The method raises first c_l and then c_h in steps. The masses are computed as in the authors' code. A
+    higher c_l can only increase the negative mass, so raising c_l never helps to reach the target. So if the
+    first bounds do not reach the target, c_l is set to `clip_low_max`, and only c_h is searched.
 
     Args:
-      log_ratio: `[B, T]`.
-      advantages: `[B]` or `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
-      clip_low, clip_low_max: where c_l starts and ends.
-      clip_high, clip_high_max: where c_h starts and ends.
-      step: by how much a bound moves.
-      target: the least quotient of the masses.
+      log_ratio, advantages, mask: as in `veto_mask`, for the whole update.
+      clip_low, clip_low_max: the first and the last value of c_l.
+      clip_high, clip_high_max: the first and the last value of c_h.
+      step: by how much c_h grows in one step.
+      target: the smallest positive mass divided by negative mass that is accepted.
 
     Returns:
-      (c_l, c_h), two scalars without gradient; the last ones if no bounds meet the target.
+      (c_l, c_h), two scalars without a gradient. If no bounds reach the target, both have their last value.
 
     >>> log_ratio = jnp.log(jnp.array([[1.5, 1.0], [1.0, 1.25]]))
     >>> low, high = bapo_bounds(log_ratio, jnp.array([1.0, -1.0]), jnp.ones((2, 2)))
@@ -252,6 +248,6 @@ def bapo_bounds(
 
 
 def _steps(start: float, end: float, step: float) -> np.ndarray:
-    """start, start + step, … up to and including the end."""
+    """Return start, start + step, start + 2 step, … and as last value `end`."""
     count = int(np.ceil(round((end - start) / step, 6)))
     return np.minimum(start + step * np.arange(count + 1), end).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Order statistics without sorting: a sort of the batch is slow, and on a mesh it gathers the whole batch."""
+"""Find order statistics by bisection, because sorting is slow and gathers the whole batch on a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,9 @@ def largest_integer(
     high: int,
     dtype: Any = jnp.int32,
 ) -> jax.Array:
-    """The largest i in [0, high) with `holds(i)`. The condition must be true up to some i and false above it.
+    """Return the largest i in [0, high) with `holds(i)`, which must be True up to some i and False above it.
 
-    Bisection. With a shape it runs as many searches at once; `holds` maps arrays of that shape to booleans.
+    `shape` is the shape of the result. `holds` maps integers of this shape to booleans of this shape.
     """
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -32,9 +32,9 @@ def largest_integer(
 
 
 def largest_float(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...] = ()) -> jax.Array:
-    """The largest finite float32 x ≥ 0 with `holds(x)`, exactly.
+    """Return the largest finite float32 x ≥ 0 with `holds(x)`; `holds` and `shape` as in `largest_integer`.
 
-    The bit patterns of non-negative floats have the order of the floats, so the search is over integers.
+    The search is over bit patterns, because non-negative floats have the same order as their bit patterns.
     """
     return _float(largest_integer(lambda bits: holds(_float(bits)), shape, high=_INFINITY))
 

@@ -1,6 +1,6 @@
 """GRPO and its closest relatives, which clip the ratio: `min(ρ A, clip(ρ, low, high) A)`.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -22,18 +22,18 @@ def grpo(
     clip_high: ArrayLike = 1.2,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """GRPO: PPO's clipped surrogate with group advantages (arXiv 2402.03300).
+    """GRPO: PPO's clipped loss with group advantages (arXiv 2402.03300).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A) − β k3(π, reference)
 
-    β is the shared knob `kl_coef`, zero by default; it needs `reference_logp`. Averaging by `token_mean` is
-    as common as the default.
+    β is the shared knob `kl_coef`, which is 0 by default. A positive β needs `reference_logp`. Many
+    implementations use the aggregation `token_mean` instead of the default.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, metrics = grpo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
@@ -51,19 +51,19 @@ def dr_grpo(
     clip_high: ArrayLike = 1.2,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """Dr. GRPO: GRPO without its two biases (arXiv 2503.20783).
+    """Dr. GRPO: GRPO without dividing by the standard deviation and the response length (arXiv 2503.20783).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.2) A)     with A = r − mean, summed and divided by n · L_max
 
-    The advantage has no standard deviation: the caller uses `group_advantages(kind="mean")`. The average has
-    no response length: L_max is the shared knob `max_length`, by default the width T of the arrays. Give
-    `max_length` or `denominator` whenever batches are padded to different widths.
+    The caller computes the advantages with `group_advantages(kind="mean")`. n is the number of responses, and
+    L_max is the shared knob `max_length`, by default the width T of the arrays. If batches are padded to
+    different widths, pass `max_length` or `denominator`.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, _ = dr_grpo(
@@ -83,20 +83,20 @@ def dapo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """DAPO: GRPO with a higher upper bound on the ratio and a mean over all tokens (arXiv 2503.14476).
+    """DAPO: use GRPO with a higher upper bound on the ratio and a mean over all tokens (arXiv 2503.14476).
 
         J_t = min(ρ_t A, clip(ρ_t, 0.8, 1.28) A)
 
-    The rest of the method happens before the loss. Groups with equal rewards are left out of the batch: see
+    Two parts of the method come before the loss. Groups with equal rewards are left out of the batch, see
     `equal_groups`, or `batch.equal_groups: drop` in a config. Unlike in the paper, no new groups are sampled
-    to replace them. Too long responses are penalised in the reward: see `overlong_penalty`, or
-    `overlong_buffer` in a config.
+    to replace these groups. Long responses get a lower reward, see `overlong_penalty`, or `overlong_buffer`
+    in a config.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.5, 1.0], [0.5, 1.0]]))
     >>> loss, _ = dapo(logp, jnp.zeros((2, 2)), jnp.array([1.0, -1.0]), jnp.array([[1, 1], [1, 0]]))
@@ -116,21 +116,21 @@ def decoupled_ppo(
     behavior_cap: ArrayLike = 5.0,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """Decoupled PPO: the trust region is around a proximal policy, not the behavior (arXiv 2110.00641).
+    """Decoupled PPO: clip the ratio to a proximal policy, not to the behavior policy (arXiv 2110.00641).
 
         J_t = stop_gradient(min(π_prox / b, 5)) · min(u_t A, clip(u_t, 0.8, 1.2) A)     u_t = π / π_prox
 
-    The proximal policy follows the training. The first factor corrects for stale data; the clip measures
-    recent steps only (used for asynchronous training in arXiv 2505.24298, whose code drops tokens above the
-    cap where this caps them).
+    π_prox is the proximal policy, a recent version of π. The first factor corrects for stale data, and the
+    clip limits only the change since π_prox. arXiv 2505.24298 uses this loss for asynchronous training. Its
+    code drops tokens with π_prox / b above the cap; here the weight of these tokens is the cap.
 
     Args:
-      proximal_logp: `[B, T]` log-probs of the proximal policy, for instance of the policy before the update.
+      proximal_logp: `[B, T]` log-probs of the proximal policy, for example the policy before the update.
       clip_low, clip_high: bounds on u.
       behavior_cap: upper bound on π_prox / b.
-      dual_clip: c; for A < 0 the gradient also stops beyond u = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where u > c. None means no dual clip.
 
-    Metrics: `clipped/tokens` and the mean weight `behavior_weight/tokens`.
+    Metrics: `clipped/tokens` (share) and `behavior_weight/tokens`, the mean of the first factor.
 
     >>> logp, proximal_logp = jnp.log(jnp.array([[1.5, 0.9]])), jnp.log(jnp.array([[1.0, 3.0]]))
     >>> batch = (logp, jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))

@@ -1,4 +1,4 @@
-"""Diagnostics of a batch: how far the policy has moved from its data, and what clip and veto remove."""
+"""Measure how far the policy has moved from the behavior policy, and how many tokens clip and veto remove."""
 
 import jax
 import jax.numpy as jnp
@@ -27,32 +27,31 @@ def diagnostics(
     veto: str = "suffix",
     veto_ratio: ArrayLike = 1e-4,
 ) -> Metrics:
-    """Ratios, clipping, veto, effective sample sizes and KL of a batch, for any objective.
-
-    The arrays are those of every objective.
+    """Return statistics of ratios, clipping, veto, effective sample size and KL in a batch.
 
     Args:
-      clip_low, clip_high: bounds beyond which a token counts as clipped.
+      logp, behavior_logp, advantages, mask: the four arrays of every objective.
+      clip_low, clip_high: bounds on the ratio; a token beyond them is clipped as in PPO.
       veto: scope of the veto, see `veto_mask`.
-      veto_ratio: τ of the veto.
+      veto_ratio: τ; a token with negative advantage and a ratio below τ is a trigger.
 
     Returns:
-      Scalars without gradient, named as `combine_metrics` reads them:
+      Scalars without a gradient. `combine_metrics` can combine them:
 
       `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `negative_responses`,
-      `triggered_responses`: counts; the sign is that of the advantage.
-      `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio by sign, and its quantiles `ratio_p05/...`,
-      `ratio_p50/...`, `ratio_p95/...`.
-      `clipped/positive_tokens`, `clipped/negative_tokens`: share of tokens without gradient, by sign.
+      `triggered_responses`: counts; `positive` and `negative` are the sign of the advantage.
+      `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. The quantiles of the ratio are
+      `ratio_p05/...`, `ratio_p50/...`, `ratio_p95/...`.
+      `clipped/positive_tokens`, `clipped/negative_tokens`: share of clipped tokens, which have no gradient.
       `vetoed/tokens`, `triggered/negative_responses`, `trigger_position/triggered_responses`: see
       `veto_metrics`.
       `ess/tokens`, `sequence_ess/responses`: effective sample sizes, as shares.
       `second_moment/tokens`: mean of l².
-      `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), since the samples come from b.
-      `ratio_min`, `ratio_max`: the extreme ratios; +∞ and −∞ if there is no token.
+      `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), because the samples come from b.
+      `ratio_min`, `ratio_max`: the smallest and the largest ratio; +∞ and −∞ if there is no token.
 
-      Quantiles and effective sample sizes are those of the call. Combined over micro-batches they become
-      averages, not the values of the whole update.
+      `combine_metrics` averages quantiles and effective sample sizes over micro-batches. These averages are
+      not the values of the whole update.
 
     >>> logp = jnp.log(jnp.array([[1.1, 0.9, 6.0], [1.0, 5e-5, 0.5]]))
     >>> found = diagnostics(logp, jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
@@ -85,7 +84,7 @@ def diagnostics(
 
 
 def _behavior_kl(tokens: Tokens) -> Metrics:
-    """KL(b ‖ π). The samples come from b, so the estimators take the log-ratio −l."""
+    """Estimate KL(b ‖ π). The samples come from b, so the estimators get the log-ratio −l."""
     return {
         f"{kind}/tokens": mean_over(kl_estimate(-tokens.log_ratio, kind).sum(), tokens.total)
         for kind in ("k1", "k3")
@@ -93,7 +92,7 @@ def _behavior_kl(tokens: Tokens) -> Metrics:
 
 
 def _ratios(tokens: Tokens, clipped: jax.Array, chosen: jax.Array, name: str) -> Metrics:
-    """Count, mean, quantiles and clipped share of the ratios of the chosen tokens."""
+    """Return count, mean ratio, ratio quantiles and clipped share of the tokens where `chosen` is True."""
     count = chosen.sum()
     quantiles = _quantiles(tokens.ratio, chosen, jnp.array(list(QUANTILES.values())))
     return {
@@ -105,7 +104,7 @@ def _ratios(tokens: Tokens, clipped: jax.Array, chosen: jax.Array, name: str) ->
 
 
 def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.Array:
-    """Quantiles of the chosen values by nearest rank; 0 if none is chosen."""
+    """Return nearest-rank quantiles of the values where `chosen` is True; 0 if no value is chosen."""
     count = chosen.sum()
     rank = jnp.round(levels * jnp.maximum(count - 1, 0))
     values = jnp.where(chosen, values, jnp.inf)

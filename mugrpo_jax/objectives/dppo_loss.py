@@ -1,4 +1,4 @@
-"""DPPO: a trust region in probabilities instead of ratios."""
+"""The DPPO loss, which limits the change of probabilities instead of ratios."""
 
 from __future__ import annotations  # so that help() shows short types
 
@@ -11,9 +11,9 @@ from mugrpo_jax.objectives._checks import check_choice, check_number
 from mugrpo_jax.objectives._objective import Terms, Tokens, objective
 
 DIVERGENCES = {"tv": 0.15, "kl": 0.05}
-"""The divergences of DPPO and the paper's threshold for each."""
+"""The names of the divergences in DPPO, and the threshold of the paper for each divergence."""
 
-_LARGEST = 1 - 1e-7  # of a probability, so that log(1 − p) is finite
+_LARGEST = 1 - 1e-7  # largest probability p, so that log(1 − p) is finite
 
 
 @objective("token_mean")
@@ -31,16 +31,16 @@ def dppo(
         tv        D_t = |π − b|
         kl        D_t = b log(b / π) + (1 − b) log((1 − b) / (1 − π))
 
-    D is the divergence of the two-way split "this token or another", with the probabilities π and b of the
-    sampled token. A rare token may change its ratio a lot while its probability hardly moves, and keeps its
-    gradient. Implementations differ in the cap: 5 or none in the paper, 20 in TRL and slime.
+    π and b are the probabilities of the sampled token. D is the divergence between two distributions with two
+    outcomes, "this token" and "any other token". A rare token may have a large ratio although its probability
+    hardly changes, so it keeps its gradient. The cap on ρ is 5 or none in the paper, and 20 in TRL and slime.
 
     Args:
       divergence: `tv` or `kl`.
-      threshold: δ; None takes the paper's, 0.15 for `tv` and 0.05 for `kl`.
+      threshold: δ. None means the threshold of the paper, 0.15 for `tv` and 0.05 for `kl`.
       ratio_cap: upper bound on the weight ρ.
 
-    Metrics: `clipped/tokens`, the share of dropped tokens, and the mean `divergence/tokens`.
+    Metrics: `clipped/tokens`, the share of dropped tokens, and `divergence/tokens`, the mean of D.
 
     >>> logp, behavior_logp = jnp.log(jnp.array([[0.9, 0.02]])), jnp.log(jnp.array([[0.6, 0.01]]))
     >>> rest = (behavior_logp, jnp.array([1.0]), jnp.ones((1, 2)))

@@ -1,6 +1,6 @@
-"""Measures of how far the policy has moved from the behavior policy: ESS and second moment.
+"""Measure how far the policy has moved from the behavior policy: effective sample size and second moment.
 
-All take the log-ratio `[B, T]` and the response mask `[B, T]`, and return scalars without a gradient.
+`log_ratio` is `[B, T]`, and `mask` `[B, T]` is non-zero on response tokens. The results have no gradient.
 """
 
 import jax
@@ -14,13 +14,13 @@ from mugrpo_jax.objectives.metrics import mean_over
 
 
 def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """The effective sample size of the token ratios, as a share of the tokens (P3O, arXiv 2605.12380).
+    """Return the effective sample size of the token ratios as a share of the tokens (arXiv 2605.12380).
 
         e = (Σ ρ)² / ((Σ ρ² + 1e-8) · |B|)     over the valid tokens B
 
-    It is 1 when all ratios are equal and 1/|B| when one ratio dominates. It is also 1 if there is no valid
-    token or a sum is not finite. For an update in several parts, add up `ratio_sums` and pass the total to
-    `ess_from_sums`.
+    e is 1 if all ratios are equal, and near 1/|B| if one ratio is much larger than all others. e is also 1 if
+    there is no response token or a sum is not finite. If an update has several micro-batches, add up their
+    `ratio_sums` and pass the total to `ess_from_sums`.
 
     >>> ratio = jnp.array([[4.0, 1.0, 1.0, 1.0]])
     >>> round(float(effective_sample_size(jnp.log(ratio), jnp.ones_like(ratio))), 6)
@@ -30,7 +30,7 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """`[Σ ρ, Σ ρ², |B|]` over the valid tokens: the sums from which `ess_from_sums` computes the ESS.
+    """Return `[Σ ρ, Σ ρ², |B|]` over the response tokens B, an array for `ess_from_sums`.
 
     >>> parts = [ratio_sums(jnp.log(jnp.array([[r]])), jnp.ones((1, 1))) for r in (4.0, 1.0, 1.0, 1.0)]
     >>> round(float(ess_from_sums(sum(parts))), 6)
@@ -42,7 +42,7 @@ def ratio_sums(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 def ess_from_sums(sums: ArrayLike) -> jax.Array:
-    """The effective sample size from the total of `ratio_sums` over all parts of an update.
+    """Return the effective sample size from `ratio_sums`, added up over all parts of an update.
 
     >>> float(ess_from_sums(jnp.array([6.0, 12.0, 4.0])))
     0.75
@@ -54,13 +54,11 @@ def ess_from_sums(sums: ArrayLike) -> jax.Array:
 
 
 def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """The effective sample size of whole responses, as a share of the responses.
+    """Return the effective sample size of the n responses as a share of n: `(Σ w)² / (n Σ w²)`.
 
-    The weight of response i is `w_i = exp(Σ_t l_t)`. Products of many ratios can exceed the range of
-    float32, so all weights in `(Σ w)² / (n Σ w²)` are divided by the largest one. It is 1 if there is no
-    response.
-
-    Rows without a response token do not count.
+    The weight of response i is `w_i = exp(Σ_t l_t)`. All weights are divided by the largest weight, because a
+    product of many ratios can exceed the range of float32. Rows without a response token are ignored. If no
+    row has a response token, the result is 1.
 
     >>> log_ratio = jnp.log(jnp.array([[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))
     >>> round(float(sequence_ess(log_ratio, jnp.ones((4, 2)))), 6)
@@ -76,9 +74,7 @@ def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 def second_moment(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """The mean of `l²` over the valid tokens, the quantity that M2PO bounds (arXiv 2510.01161).
-
-    It is 0 if there is no valid token.
+    """Return the mean of `l²` over the response tokens, or 0 without tokens; see M2PO (arXiv 2510.01161).
 
     >>> round(float(second_moment(jnp.array([[0.3, -0.1, 9.0]]), jnp.array([[1, 1, 0]]))), 4)
     0.05

@@ -1,16 +1,14 @@
-"""Importance weights and masks for any objective, passed as its `weights`.
-
-All are computed from the log-ratio without a gradient, and are zero (false) on padding. To combine them,
-multiply:
+"""Compute importance weights and masks, which any objective takes as `weights`. Multiply to combine them:
 
     objective(..., weights=tis_weights(l, m) * sequence_veto_mask(l, m))
 
-They take the log-ratio `[B, T]` and the response mask `[B, T]`. Weights are float32; a mask is true where a
-token is kept. A dropped token leaves the sum, not the denominator. The masks of MIS and IcePop here are 0 or
-1; some other implementations also multiply by ρ.
+The inputs are the log-ratio `[B, T]` and the response mask `[B, T]`, non-zero on response tokens. The results
+`[B, T]` have no gradient. Weights are float32, and 0 on padding. Masks are True on tokens that are kept, and
+False on dropped tokens and on padding. A dropped token has no term in the loss, but the denominator stays the
+same. The masks of MIS and IcePop only keep or drop tokens; some other implementations also multiply by ρ.
 
-`level` says which ratio is meant: that of the `token`, of the `sequence` (the product over the response), or
-the `geometric` mean over the response.
+`level` says which ratio is used: `token` is the ratio ρ of each token, `sequence` the product of the ratios
+of the whole response, and `geometric` the geometric mean of these ratios.
 """
 
 import math
@@ -29,11 +27,7 @@ LEVELS = ("token", "sequence", "geometric")
 def tis_weights(
     log_ratio: ArrayLike, mask: ArrayLike, *, cap: ArrayLike = 2.0, level: str = "token"
 ) -> jax.Array:
-    """Truncated importance sampling: `min(ρ, C)`.
-
-    Args:
-      cap: C.
-      level: one of `LEVELS`.
+    """Return the weights of truncated importance sampling, `min(ρ, cap)`; `level` is one of `LEVELS`.
 
     >>> log_ratio = jnp.log(jnp.array([[0.5, 3.0, 0.5]]))
     >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]])).round(4).tolist()
@@ -45,7 +39,7 @@ def tis_weights(
     """
     check_number("cap", cap, strict=True)
     log_weight, valid = _log_weights(log_ratio, mask, level)
-    # Capped before exp: the product of many ratios can exceed the range of float32.
+    # Take the minimum before exp, because the product of many ratios can exceed the range of float32.
     return jnp.where(valid, jnp.minimum(jnp.exp(jnp.minimum(log_weight, jnp.log(cap))), cap), 0.0)
 
 
@@ -57,10 +51,10 @@ def mis_mask(
     high: ArrayLike = 2.0,
     level: str = "token",
 ) -> jax.Array:
-    """Masked importance sampling: True where the ratio is inside `[low, high]`, False for dropped tokens.
+    """Return the mask of masked importance sampling, which keeps tokens with a ratio in `[low, high]`.
 
     Args:
-      low, high: bounds on the ratio. The defaults are this project's; verl uses 0.999 and 1.001 with
+      low, high: bounds on the ratio. The defaults are our choice; verl uses 0.999 and 1.001 with
         `level="geometric"`.
       level: one of `LEVELS`.
 
@@ -75,10 +69,7 @@ def mis_mask(
 def icepop_mask(
     log_ratio: ArrayLike, mask: ArrayLike, *, low: ArrayLike = 0.5, high: ArrayLike = 5.0
 ) -> jax.Array:
-    """IcePop: keep the tokens whose ratio lies in `[0.5, 5]` (arXiv 2510.18855).
-
-    Args:
-      low, high: bounds on the ratio of a token.
+    """Return IcePop's mask, which keeps tokens with a ratio in `[low, high]`: `[0.5, 5]` (arXiv 2510.18855).
 
     >>> icepop_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5, 5.5]])), jnp.ones((1, 4))).tolist()
     [[False, True, True, False]]
@@ -87,10 +78,7 @@ def icepop_mask(
 
 
 def sequence_veto_mask(log_ratio: ArrayLike, mask: ArrayLike, *, ratio: ArrayLike = 1e-4) -> jax.Array:
-    """Drop a response of any advantage if the ratio of one of its tokens is below a threshold.
-
-    Args:
-      ratio: the ratio below which a token vetoes its response.
+    """Return a mask that drops every response in which any token has a ratio below `ratio`.
 
     >>> sequence_veto_mask(jnp.log(jnp.array([[1.0, 5e-5], [1.0, 0.5]])), jnp.ones((2, 2))).tolist()
     [[False, False], [True, True]]
@@ -101,10 +89,10 @@ def sequence_veto_mask(log_ratio: ArrayLike, mask: ArrayLike, *, ratio: ArrayLik
 
 
 def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, delta: ArrayLike) -> jax.Array:
-    """Off-policy sequence masking: drop a response if A < 0 and `mean_t(−l_t) > δ` (arXiv 2512.02556).
+    """Return a mask that drops responses with A < 0 and `mean_t(−l_t) > δ` (OPSM, arXiv 2512.02556).
 
     Args:
-      advantages: `[B]` or `[B, T]`; with advantages per token, tokens of negative advantage are dropped.
+      advantages: `[B]` or `[B, T]`. With `[B, T]`, only the tokens with negative advantage are dropped.
       delta: δ, in nats per token.
 
     >>> log_ratio = jnp.array([[-0.2, -0.4], [-0.2, -0.4]])
@@ -119,7 +107,7 @@ def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, d
 
 
 def _log_weights(log_ratio: ArrayLike, mask: ArrayLike, level: str) -> tuple[jax.Array, jax.Array]:
-    """The log-ratios `[B, T]` at a level, without a gradient, and the valid tokens."""
+    """Return the log of the ratio at this level, `[B, T]`, and a mask that is True on response tokens."""
     check_choice("level", level, LEVELS)
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))

@@ -1,4 +1,4 @@
-"""Estimators of KL(π ‖ reference), token by token."""
+"""Estimate KL(π ‖ reference) for each token."""
 
 import jax
 import jax.numpy as jnp
@@ -8,31 +8,31 @@ from mugrpo_jax.objectives._checks import check_choice
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "weighted_k3")
 
-# exp(80) is about 5e34: a sum over thousands of such ratios is still a float32.
+# exp(80) is about 5e34, so a sum over thousands of such ratios is still finite in float32.
 _LARGEST_EXPONENT = 80.0
 
 
 def safe_exp(x: jax.Array) -> jax.Array:
-    """exp(x), capped at e^80 with zero gradient above, so that no ratio is ever infinite."""
+    """Return exp(x), but at most e^80, so that no ratio is infinite. The gradient is 0 for x above 80."""
     return jnp.exp(jnp.where(x > _LARGEST_EXPONENT, _LARGEST_EXPONENT, x))
 
 
 def kl_estimate(
     log_ratio: ArrayLike, estimator: str = "k3", *, importance: ArrayLike | None = None
 ) -> jax.Array:
-    """Estimate the KL divergence token by token.
+    """Estimate KL(π ‖ reference) for each token.
 
-    With `x = log π − log reference` (Schulman, "Approximating KL divergence", 2020):
+    x is `log π − log reference` (Schulman, "Approximating KL divergence", 2020):
 
         k1 = x        k2 = x² / 2        k3 = exp(−x) − 1 + x        weighted_k3 = ρ · k3
 
-    k1 and k3 are unbiased for samples of π; k2 and k3 are never negative. As a loss term, the gradient of k1
-    has mean zero, and the gradient of k2 is that of the true KL in expectation. When the samples come from a
-    behavior policy b, `weighted_k3` corrects for it with `ρ = π / b` (DeepSeek-V3.2, arXiv 2512.02556). Its
-    gradient `ρ x` flows through ρ too and is unbiased.
+    k1 and k3 are unbiased if the samples come from π. k2 and k3 are never negative. The expected gradient of
+    k1 is 0, and the expected gradient of k2 is the gradient of the true KL. If the samples come from a
+    behavior policy b, `weighted_k3` corrects for this with `ρ = π / b` (DeepSeek-V3.2, arXiv 2512.02556). ρ
+    has a gradient too, so the gradient of `weighted_k3` is `ρ x`, which is unbiased.
 
     Args:
-      log_ratio: `x`, any shape.
+      log_ratio: x, an array of any shape.
       estimator: one of `KL_ESTIMATORS`.
       importance: `log π − log b` in the shape of `log_ratio`; only `weighted_k3` needs it.
 

@@ -1,14 +1,13 @@
-"""Names of metrics, and how the metrics of several micro-batches are combined.
+"""Combine the metrics of several micro-batches.
 
-The key of a metric says how it combines:
+Metrics are a dict of float32 scalars. The key says how to combine the values of a metric:
 
-    `tokens`, `negative_responses`, ...   a plain name is a count: add
-    `vetoed/tokens`                       `x/n` is a mean over the count n in the same dict: weight by n
-    `ratio_min`, `ratio_max`              by suffix: smallest, largest
+    `tokens`, `negative_responses`, ...   a plain name is a count; counts are added
+    `vetoed/tokens`                       `x/n` is a mean over the count n; means are averaged with weights n
+    `ratio_min`, `ratio_max`              the smallest or the largest value
 
-So every mean carries its own weight, and combining is exact and associative. Quantiles and effective sample
-sizes are not means. They are written `x/n` too, and combining them gives the average over the calls, weighted
-by n. All metrics are float32 scalars.
+So combining means is exact, in any order. Quantiles and effective sample sizes are not means, but have keys
+`x/n` too. Combining them gives a weighted average over the micro-batches, not the value of the whole update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,7 @@ Metrics = dict[str, jax.Array]
 
 
 def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
-    """Combine the metrics of an update's micro-batches.
-
-    Args:
-      parts: the dicts that one objective (or `diagnostics`) returned, one per micro-batch.
+    """Combine the metrics that one objective (or `diagnostics`) returned for each micro-batch of an update.
 
     >>> parts = [{"tokens": 30, "vetoed/tokens": 0.1, "ratio_min": 0.5},
     ...          {"tokens": 10, "vetoed/tokens": 0.5, "ratio_min": 0.2}]
@@ -51,10 +47,10 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
 
 
 def as_metrics(values: Mapping[str, ArrayLike]) -> Metrics:
-    """The values, counts included, as float32 without a gradient, so that a loop can carry them."""
+    """Convert all values to float32 without a gradient, so that a `jax.lax` loop can carry them."""
     return {key: stop_gradient(jnp.asarray(value, jnp.float32)) for key, value in values.items()}
 
 
 def mean_over(total: jax.Array, count: jax.Array) -> jax.Array:
-    """A mean from its sum and its count; zero if the count is zero."""
+    """Return `total / count`, the mean of `count` values with the sum `total`; 0 if there are no values."""
     return total / jnp.maximum(count, 1)

@@ -19,21 +19,21 @@ def mu_grpo(
     veto_ratio: ArrayLike = 1e-4,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """µ-GRPO: relaxed clipping and the negative-advantage veto (arXiv 2605.17570).
+    """µ-GRPO: combine relaxed clipping with the negative-advantage veto (arXiv 2605.17570).
 
         L = −(1/Z) Σ_t m_t · keep_t · min(ρ_t A, clip(ρ_t, 0, 5) A)
 
-    For A > 0 the gradient stops beyond ρ = 5. For A < 0 nothing is clipped, and `keep` is the veto, computed
-    from the current ratios. Z is the number of tokens in the original mask: a veto removes terms and rescales
-    nothing. The bounds and the veto are published; the min-form and Z are our reading.
+    m_t is the mask, and keep_t is 0 for vetoed tokens, else 1. For A > 0 the gradient is 0 where ρ > 5. For
+    A < 0 nothing is clipped, but tokens can be vetoed. Z is the number of response tokens, including vetoed
+    tokens. The paper gives the bounds and the veto; the min-form and Z are our interpretation.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
       veto: scope of the veto, see `veto_mask`.
-      veto_ratio: τ; a token whose ratio is below it is a trigger.
-      dual_clip: c; for A < 0 the gradient also stops beyond ρ = c. None is the paper.
+      veto_ratio: τ; a token with A < 0 and a ratio below τ is a trigger.
+      dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None, as in the paper, means no dual clip.
 
-    Metrics: `clipped/tokens` and those of `veto_metrics`.
+    Metrics: `clipped/tokens` (share of clipped tokens), and the metrics of `veto_metrics`.
 
     >>> import jax.numpy as jnp
     >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])

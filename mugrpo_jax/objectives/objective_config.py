@@ -1,4 +1,4 @@
-"""An objective by name with its knobs, as the config of a run names it."""
+"""Build an objective from its name and its knobs, as they are written in the config of a run."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     }
 )
 
-# Arrays of a batch and statistics of an update are arguments of a call, not settings of a run.
+# These keywords are arrays or statistics of a batch. They are passed in each call, so a config has none.
 _PER_CALL = (
     "denominator",
     "weights",
@@ -45,7 +45,7 @@ _PER_CALL = (
 
 
 class _FixedDict(dict[str, Any]):
-    """A dict that cannot be changed, yet is a dict to `asdict`, json and pickle."""
+    """A dict that cannot be changed, but that `asdict`, json and pickle handle like any dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("the knobs of an ObjectiveConfig are fixed; build another one")
@@ -59,14 +59,14 @@ class _FixedDict(dict[str, Any]):
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Names an objective and the knobs that differ from its defaults.
+    """The name of an objective, and the knobs that differ from the defaults of the objective.
 
-    Validated when built: an unknown name, an unknown knob or a value the objective refuses is a `ValueError`.
-    Hashable by content, so it can be a static argument of a jitted function.
+    The constructor raises a `ValueError` for an unknown name, an unknown knob or an invalid value. Equal
+    configs have equal hashes, so a config can be a static argument of a jitted function.
 
     Attributes:
       name: a key of `OBJECTIVES`.
-      knobs: settings passed to it by keyword: numbers, strings, booleans, None.
+      knobs: keyword arguments for the objective; the values are numbers, strings, booleans or None.
 
     >>> config = ObjectiveConfig("grpo", {"clip_high": 1.28})
     >>> objective = config.build()
@@ -83,7 +83,7 @@ class ObjectiveConfig:
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and values; the objective itself checks the values, on abstract arrays."""
+        """Check the names here, and the values by tracing the objective with abstract arrays."""
         check_choice("name", self.name, OBJECTIVES)
         object.__setattr__(self, "knobs", _FixedDict(self.knobs))
         function = OBJECTIVES[self.name]
@@ -107,15 +107,15 @@ class ObjectiveConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting of the objective: the given knobs, and the defaults of the others."""
+        """All knobs with their values: the values in `knobs`, and the defaults of all other knobs."""
         return _defaults(OBJECTIVES[self.name]) | dict(self.knobs)
 
     def build(self) -> Objective:
-        """The objective with these knobs, to be called like any other."""
+        """Return the objective with these knobs, a function that is called like any objective."""
         return functools.partial(OBJECTIVES[self.name], **self.knobs)
 
 
 def _defaults(function: Objective) -> dict[str, Any]:
-    """The settings of an objective: what it takes by keyword, without the arguments of a call."""
+    """Return the default of each knob that a config may set."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PER_CALL}

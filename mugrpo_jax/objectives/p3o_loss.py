@@ -1,4 +1,4 @@
-"""The P3O loss (arXiv 2605.12380): the effective sample size sets the trust region."""
+"""The P3O loss (arXiv 2605.12380), which caps the ratio at the effective sample size."""
 
 from __future__ import annotations  # so that help() shows short types
 
@@ -15,22 +15,22 @@ from mugrpo_jax.objectives.metrics import mean_over
 
 @objective("token_mean")
 def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) -> Terms:
-    """P3O: the effective sample size caps the ratio and sets a pull to the behavior (arXiv 2605.12380).
+    """P3O: cap the ratio at the effective sample size e, and add 1 − e times a KL term (arXiv 2605.12380).
 
         L_t = −stop_gradient(min(ρ_t, e)) · A · log π + (1 − e) · K_t
         K_t = l_t + exp(clip(−l_t, −10, 10)) − 1        e = effective_sample_size(l, m)
 
-    The cap is e itself, on one side only. The method's entropy bonus and its k3 penalty towards a reference
-    are the shared knobs `entropy_coef` and `kl_coef`. `weights` leave K alone.
+    There is no lower bound on ρ. K estimates the KL between π and b; `weights` do not multiply K. The
+    entropy bonus and the KL to a reference policy are the shared knobs `entropy_coef` and `kl_coef`.
 
-    Outside the clamp (l < −10) the gradient of K as published is 1, which pushes such tokens further down.
-    `safe_kl` keeps the value and uses the gradient `1 − exp(clip(−l, −10, 10))` everywhere; it is our own.
+    For l < −10 the published gradient of K is 1, so the update makes these unlikely tokens even less likely.
+    `safe_kl` is our own variant: K has the same value, but the gradient `1 − exp(clip(−l, −10, 10))`.
 
     Args:
-      ess: e of the whole update; by default that of this call.
-      safe_kl: repair the gradient of K outside the clamp.
+      ess: e of the whole update. None computes e from the arrays of this call.
+      safe_kl: whether to use this gradient.
 
-    Metrics: `ess/tokens`, `behavior_kl/tokens` (K) and `clipped/tokens`.
+    Metrics: `ess/tokens` (e), `behavior_kl/tokens` (mean of K), `clipped/tokens` (share with ρ > e).
 
     >>> logp = jnp.log(jnp.array([[4.0, 1.0, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 4)), jnp.array([1.0]), jnp.ones((1, 4)))
@@ -55,7 +55,7 @@ def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) 
 
 
 def _behavior_kl(log_ratio: jax.Array, *, safe: bool) -> jax.Array:
-    """K_t = l + exp(clip(−l, −10, 10)) − 1, with the published gradient or the repaired one."""
+    """Return K_t = l + exp(clip(−l, −10, 10)) − 1; `safe` selects the gradient of `safe_kl`."""
     within = jnp.abs(log_ratio) <= 10.0
     reverse = jnp.exp(jnp.where(within, -log_ratio, stop_gradient(jnp.clip(-log_ratio, -10.0, 10.0))))
     kl = log_ratio + reverse - 1.0

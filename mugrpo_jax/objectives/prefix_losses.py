@@ -1,6 +1,6 @@
 """Losses whose importance weight depends on the ratios of all tokens up to the current one.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -25,18 +25,18 @@ def pnpo(
     clip_high: ArrayLike = 1.2,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """PNPO: the geometric mean of the ratios up to each token, in the min-form (arXiv 2608.01418).
+    """PNPO: weight each token by the geometric mean of the ratios up to this token (arXiv 2608.01418).
 
         w_t = exp(mean_{k ≤ t} l_k)        J_t = min(w_t A, clip(w_t, low, high) A)
 
-    The gradient flows through l_t alone: `d J_t / d log π_t = w_t A`. The weight is the paper's; the min-form
-    and the range, which is GRPO's, are our choice.
+    Only l_t has a gradient: `d J_t / d log π_t = w_t A`. The paper gives the weight w; the minimum with the
+    clipped term and the bounds, which are those of GRPO, are our choice.
 
     Args:
       clip_low, clip_high: bounds on w.
-      dual_clip: c; for A < 0 the gradient also stops beyond w = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where w > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
@@ -60,20 +60,20 @@ def ctpo(
     growth: ArrayLike = 0.5,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """CTPO: the product of the ratios up to each token, in bounds that widen (arXiv 2605.07331).
+    """CTPO: clip the product of the ratios up to each token, with bounds that grow with t (arXiv 2605.07331).
 
         R_t = Π_{k ≤ t} ρ_k     J_t = min(R_t A, clip(R_t, exp(−0.025 √t), exp(0.05 √t)) A)
 
-    t counts the response's tokens from 1. The gradient flows through l_t alone, as in the authors' code:
-    `d J_t / d log π_t = R_t A`. Their code also clips A < 0 at the upper bound; the paper's objective, and
-    this one, do not.
+    t is the position of a token in its response, from 1. Only l_t has a gradient, as in the authors' code:
+    `d J_t / d log π_t = R_t A`. Their code also clips tokens with A < 0 at the upper bound. The objective in
+    the paper and this function do not.
 
     Args:
-      log_low, log_high: bounds on |log R| at t = 1, below and above.
-      growth: the power of t with which the bounds on log R widen.
-      dual_clip: c; for A < 0 the gradient also stops beyond R = c.
+      log_low, log_high: at t = 1, log R is clipped to −log_low and log_high.
+      growth: the bounds on log R are multiplied by t to this power; 0.5 gives √t.
+      dual_clip: c. For A < 0 the gradient is also 0 where R > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[1.04, 1.04, 0.9]]))
     >>> rest = (jnp.zeros((1, 3)), jnp.array([1.0]), jnp.ones((1, 3)))
@@ -93,14 +93,14 @@ def ctpo(
 
 @objective("token_mean")
 def minpro(tokens: Tokens) -> Terms:
-    """MinPRO: each ratio times the smallest ratio before it (arXiv 2601.22718).
+    """MinPRO: multiply the ratio of each token by the smallest ratio before this token (arXiv 2601.22718).
 
         J_t = stop_gradient(min_{s < t} ρ_s) · ρ_t · A     with 1 for the first token
 
-    The least likely token stands for the whole prefix, instead of the product of all its ratios. Nothing else
-    bounds the ratio: pass `weights` for that.
+    The smallest ratio replaces the product of all ratios in the prefix. The ratio is not clipped. To limit
+    the ratio, pass `weights`.
 
-    Metrics: the mean logarithm of the prefix factor, `prefix_log_ratio/tokens`.
+    Metrics: `prefix_log_ratio/tokens`, the mean logarithm of the smallest ratio before each token.
 
     >>> logp = jnp.log(jnp.array([[1.0, 1.0, 0.01, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 5)), jnp.array([1.0]), jnp.ones((1, 5)))
@@ -111,26 +111,27 @@ def minpro(tokens: Tokens) -> Terms:
     log_ratio = jnp.where(tokens.mask, stop_gradient(tokens.log_ratio), jnp.inf)
     before = jnp.pad(log_ratio[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
     smallest = _running(jnp.minimum, before, jnp.inf)
-    log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # no token before: a factor of 1
-    # One exp of the sum: the factors can exceed the range of float32 where the product does not.
+    log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # the first token has the factor 1
+    # Take exp of the sum, because a factor can exceed the range of float32 even if the product does not.
     policy = safe_exp(log_prefix + tokens.log_ratio) * tokens.advantages
     return Terms(policy, {"prefix_log_ratio/tokens": tokens.mean(log_prefix)})
 
 
 def _prefix_sum(tokens: Tokens) -> jax.Array:
-    """Σ_{k ≤ t} l_k, without a gradient."""
+    """Return Σ_{k ≤ t} l_k for each token t, without a gradient."""
     return _running(jnp.add, stop_gradient(tokens.log_ratio), 0.0)
 
 
 def _places(tokens: Tokens) -> jax.Array:
-    """The place of each token among its response's tokens, from 1."""
+    """Return the position of each token in its response, from 1."""
     return _running(jnp.add, tokens.mask.astype(jnp.float32), 0.0)
 
 
 def _running(combine: Callable[..., jax.Array], values: jax.Array, neutral: float) -> jax.Array:
-    """Combine the values `[B, T]` of each row from its start up to each column.
+    """Return cumulative results along the rows of `values` `[B, T]`, for example sums if `combine` is `add`.
 
-    The window doubles in each pass over the padded row. `lax.cummin` compiles to more and slower passes.
+    `neutral` is the value that does not change a result. Each pass doubles the number of columns that are
+    combined. `lax.cummin` compiles to more and slower passes.
     """
     doublings = (values.shape[1] - 1).bit_length()
     windows = jnp.pad(values, ((0, 0), (2**doublings - 1, 0)), constant_values=neutral)

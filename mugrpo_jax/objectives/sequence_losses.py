@@ -1,6 +1,6 @@
 """Losses with one importance weight for a whole response.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -35,19 +35,19 @@ def gspo(
     level: str = "sequence",
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """GSPO: one length-normalised ratio for the whole response (arXiv 2507.18071).
+    """GSPO: use one length-normalised ratio s_i for all tokens of response i (arXiv 2507.18071).
 
         s_i = exp(mean_t l_t)        J_t = min(s_i A, clip(s_i, 1 − 3e-4, 1 + 4e-4) A)
 
-    The `token` form (GSPO-token) has the same values, but the gradient flows only through the token's own
-    log-prob, so each token is weighted by its own advantage.
+    With `level="token"` (GSPO-token), J_t is the same, but only the log-prob of token t has a gradient.
+    So the gradient of each token is multiplied by the advantage of this token.
 
     Args:
       clip_low, clip_high: bounds on s.
       level: `sequence` or `token`.
-      dual_clip: c; for A < 0 the gradient also stops beyond s = c.
+      dual_clip: c. For A < 0 the gradient is also 0 where s > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[2.0, 0.5], [1.1, 1.1]]))
     >>> loss, _ = gspo(logp, jnp.zeros((2, 2)), jnp.array([1.0, 1.0]), jnp.ones((2, 2)))
@@ -65,16 +65,16 @@ def gspo(
 
 @objective("seq_mean_token_mean")
 def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLike = _GMPO_HIGH) -> Terms:
-    """GMPO: the geometric mean of the clipped token ratios (arXiv 2507.20673).
+    """GMPO: use the geometric mean of the clipped token ratios in each response (arXiv 2507.20673).
 
         J_t = G_i A     G_i = exp(mean_t c_t)     c_t = min(l_t, 0.4) for A > 0, max(l_t, −0.4) for A < 0
 
-    Each token is clipped by itself, before the mean. A clipped token has no gradient but still counts in G.
+    Each ratio is clipped before the mean. A clipped token has no gradient, but its bounded ratio is in G.
 
     Args:
-      clip_low, clip_high: bounds on the ratio of a token, e^−0.4 and e^0.4.
+      clip_low, clip_high: bounds on the ratio of a token, by default e^−0.4 and e^0.4.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> import jax
     >>> logp = jnp.log(jnp.array([[4.0, 1.0]]))
@@ -94,17 +94,14 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
 
 @objective("seq_mean_token_mean")
 def topr(tokens: Tokens, *, length_normalized: bool = False) -> Terms:
-    """TOPR: full weight on good responses, truncated importance weight on bad ones (arXiv 2503.14286).
+    """TOPR: give good responses weight 1, and bad responses a truncated ratio as weight (arXiv 2503.14286).
 
         J_t = A · log π                             for A > 0
         J_t = stop_gradient(clip(ratio_i, 0, 1)) · A · log π   for A < 0
 
-    The ratio is that of the response, `exp(Σ_t l_t)`, or `exp(mean_t l_t)` when length-normalised.
+    ratio_i is the ratio of response i: `exp(Σ_t l_t)`, or `exp(mean_t l_t)` if `length_normalized` is True.
 
-    Args:
-      length_normalized: take the geometric mean of the token ratios instead of their product.
-
-    Metrics: the mean weight `response_weight/tokens`.
+    Metrics: `response_weight/tokens`, the mean over tokens of the factor before A.
 
     >>> import jax
     >>> logp = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5]]))
@@ -117,7 +114,7 @@ def topr(tokens: Tokens, *, length_normalized: bool = False) -> Terms:
     check_flag("length_normalized", length_normalized)
     total = tokens.log_ratio.sum(axis=1, keepdims=True)
     log_weight = stop_gradient(mean_log_ratio(tokens) if length_normalized else total)
-    # Clipped before exp: the product of many ratios can exceed the range of float32.
+    # Take the minimum before exp, because the product of many ratios can exceed the range of float32.
     weight = jnp.where(tokens.advantages < 0, jnp.exp(jnp.minimum(log_weight, 0.0)), 1.0)
     return Terms(weight * tokens.advantages * tokens.logp, {"response_weight/tokens": tokens.mean(weight)})
 
@@ -131,18 +128,18 @@ def vespo(
     k_negative: ArrayLike = 3.0,
     lambda_negative: ArrayLike = 2.0,
 ) -> Terms:
-    """VESPO: a smooth kernel on the ratio of the whole response (arXiv 2602.10693).
+    """VESPO: weight each response by a smooth function φ of its ratio W_i (arXiv 2602.10693).
 
         J_t = stop_gradient(φ(W_i)) · A · log π     W_i = exp(Σ_t l_t)     φ(W) = W^k exp(λ (1 − W))
 
-    φ(1) = 1. The kernel suppresses responses that have become unlikely (W^k) as well as those that have
-    become much more likely (e^−λW), without a length normalisation and without a clip.
+    φ(1) = 1. φ is small for responses that have become unlikely (because of W^k) or much more likely (because
+    of e^−λW). The ratio is not divided by the length of the response and not clipped.
 
     Args:
       k_positive, lambda_positive: k and λ for A ≥ 0.
       k_negative, lambda_negative: k and λ for A < 0.
 
-    Metrics: the mean weight `response_weight/tokens`.
+    Metrics: `response_weight/tokens`, the mean of φ over tokens.
 
     >>> import jax
     >>> logp = jnp.log(jnp.array([[0.5], [1.0], [2.0]]))
@@ -157,6 +154,6 @@ def vespo(
     power = jnp.where(positive, k_positive, k_negative)
     decay = jnp.where(positive, lambda_positive, lambda_negative)
     log_weight = stop_gradient(tokens.log_ratio.sum(axis=1, keepdims=True))
-    # In log space: the product of many ratios can exceed the range of float32. φ itself cannot.
+    # Compute in log space, because the product of many ratios can exceed the range of float32 (φ cannot).
     weight = jnp.exp(decay + power * log_weight - decay * safe_exp(log_weight))
     return Terms(weight * tokens.advantages * tokens.logp, {"response_weight/tokens": tokens.mean(weight)})

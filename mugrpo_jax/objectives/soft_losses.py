@@ -1,6 +1,6 @@
-"""Losses in which a token beyond the bounds keeps a bounded gradient instead of none.
+"""Losses in which a token beyond the clip bounds has a limited gradient, not a gradient of 0.
 
-Each loss is written as a formula of `Tokens` and called with four arrays (see `_objective`).
+The package docstring defines the symbols and the four arrays with which each loss is called.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -16,16 +16,14 @@ from mugrpo_jax.objectives._objective import Terms, Tokens, beyond_dual_clip, mi
 
 @objective("token_mean")
 def cispo(tokens: Tokens, *, clip_low: ArrayLike = 0.0, clip_high: ArrayLike = 5.0) -> Terms:
-    """CISPO: clip the importance weight, not the update (arXiv 2506.13585).
+    """CISPO: clip the importance weight, so that clipped tokens keep a gradient (arXiv 2506.13585).
 
         J_t = stop_gradient(clip(ρ_t, 0, 5)) · A · log π
 
-    Every token keeps a gradient; its weight is bounded. A lower bound of 0 is no bound.
-
     Args:
-      clip_low, clip_high: bounds on the weight.
+      clip_low, clip_high: bounds on the weight of a token. A lower bound of 0 means no lower bound.
 
-    Metrics: `clipped/tokens`, the share of tokens whose weight is at a bound.
+    Metrics: `clipped/tokens`, the share of tokens whose weight was clipped.
 
     >>> logp, behavior_logp = jnp.array([[-1.0, -2.0]]), jnp.array([[-1.0, -4.0]])
     >>> loss, _ = cispo(logp, behavior_logp, jnp.array([1.0]), jnp.ones((1, 2)))
@@ -46,18 +44,18 @@ def gppo(
     clip_high: ArrayLike = 1.28,
     dual_clip: ArrayLike | None = None,
 ) -> Terms:
-    """GPPO: the same loss value as PPO, but clipped tokens keep a gradient (arXiv 2508.07629).
+    """GPPO: compute the same loss value as PPO, but keep a gradient for clipped tokens (arXiv 2508.07629).
 
         J_t = min(ρ_t A, stop_gradient(clip(ρ_t, 0.8, 1.28) / ρ_t) ρ_t A)
 
     A clipped token has the gradient of a token at the bound: `d J / d log π = clip(ρ) A`. The authors' code
-    also has a dual clip at ρ = 3, beyond which the gradient is zero. Here it is off by default.
+    also has a dual clip at ρ = 3. Here there is no dual clip by default.
 
     Args:
       clip_low, clip_high: bounds on the ratio.
-      dual_clip: c; for A < 0 the gradient stops beyond ρ = c.
+      dual_clip: c. For A < 0 the gradient is 0 where ρ > c. None means no dual clip.
 
-    Metrics: `clipped/tokens`.
+    Metrics: `clipped/tokens`, the share of clipped tokens.
 
     >>> logp = jnp.log(jnp.array([[2.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 2)), jnp.array([1.0]), jnp.ones((1, 2)))
@@ -67,7 +65,7 @@ def gppo(
     """
     check_bounds(clip_low, clip_high)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
-    # A factor with value 1 and gradient 1, computed without a division by a tiny ratio.
+    # A factor with value 1 and gradient 1. This code does not divide by a ratio, which may be tiny.
     one = jnp.exp(tokens.log_ratio - stop_gradient(tokens.log_ratio))
     policy = jnp.where(clipped, stop_gradient(surrogate) * one, surrogate)
     if dual_clip is not None:
@@ -80,14 +78,16 @@ def gppo(
 def sapo(
     tokens: Tokens, *, temperature_positive: ArrayLike = 1.0, temperature_negative: ArrayLike = 1.05
 ) -> Terms:
-    """SAPO: a sigmoid gate instead of the clip (arXiv 2511.20347).
+    """SAPO: replace the clip by a sigmoid function of the ratio (arXiv 2511.20347).
 
         J_t = (4 / τ) · sigmoid(τ (ρ_t − 1)) · A     τ = 1.0 for A > 0, 1.05 for A < 0
 
-    The weight of the gradient, `4 σ (1 − σ) ρ`, is 1 on-policy and fades smoothly on both sides.
+    `d J_t / d log π_t` is `4 σ (1 − σ) ρ A`, where σ is the sigmoid. The factor of A is 1 at ρ = 1 and goes
+    smoothly to 0 for very small and very large ρ.
 
     Args:
-      temperature_positive, temperature_negative: τ by the sign of the advantage; a larger τ fades faster.
+      temperature_positive, temperature_negative: τ for A > 0 and A < 0. With a larger τ, the factor of A goes
+        to 0 faster.
 
     >>> logp = jnp.log(jnp.array([[1.0], [2.0]]))
     >>> gradient, _ = jax.grad(sapo, has_aux=True)(logp, jnp.zeros((2, 1)), jnp.ones(2), jnp.ones((2, 1)))
@@ -97,6 +97,6 @@ def sapo(
     check_number("temperature_positive", temperature_positive, strict=True)
     check_number("temperature_negative", temperature_negative, strict=True)
     temperature = jnp.where(tokens.advantages > 0, temperature_positive, temperature_negative)
-    # Through the logarithm: the gradient σ (1 − σ) of the sigmoid itself cancels for large ρ.
+    # Use exp(log σ), because in the gradient σ (1 − σ) of the sigmoid, 1 − σ is inexact for large ρ.
     gate = jnp.exp(jax.nn.log_sigmoid(temperature * (tokens.ratio - 1.0)))
     return Terms(4.0 / temperature * gate * tokens.advantages, {})

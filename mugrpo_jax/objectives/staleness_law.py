@@ -1,20 +1,19 @@
-"""The staleness–learning-rate law (arXiv 2607.01083), and how to measure its constants.
+"""Evaluate the staleness–learning-rate law (arXiv 2607.01083), and measure or fit its constants.
 
-A run is stable while
+The law says that a run is stable if
 
     η  ≪  min{ R_batch / (S · G),  R_crit / (T · G) }
 
-with the learning rate η, the largest lag S of a rollout in updates (µ for a staged run), the number T of
-updates, the size G of an update per unit of learning rate, the drift R_batch that a stale batch tolerates
-within a stage, and the cumulative drift R_crit at which the run collapses. Only the quotients matter:
+η is the learning rate. S is the largest age of a rollout in updates (µ for a run with stages), T the number
+of updates. G is the size of an update per unit of learning rate. R_batch is the largest drift within a stage
+at which training is still stable, R_crit the drift since the start at which a run collapses. Two constants:
 
     stale    R_batch / G   the largest S · η
     horizon  R_crit / G    the largest T · η, also t_collapse · η
 
-The constants differ between methods. `UNPROTECTED_GRPO` holds the values reported for plain GRPO on
-Llama-3.2-1B and 3B. µ-GRPO trains far beyond them (S · η near 1e-3), so measure or fit them for your method.
-
-These are plain functions of numbers and arrays. Only `gradient_cosine` and `vcpo_factor` can be traced.
+The constants differ between methods. `UNPROTECTED_GRPO` has the values reported for GRPO on Llama-3.2-1B
+and 3B. µ-GRPO is stable far above these values (S · η near 1e-3), so measure or fit the constants for your
+method. Only `gradient_cosine` and `vcpo_factor` can be traced by JAX.
 """
 
 import itertools
@@ -32,7 +31,7 @@ from mugrpo_jax.objectives.ess import sequence_ess
 
 
 class StalenessConstants(NamedTuple):
-    """The two constants of the law, in units of updates times learning rate."""
+    """The two constants of the law. Both are a number of updates multiplied by a learning rate."""
 
     stale: float  # R_batch / G, the largest S · η
     horizon: float  # R_crit / G, the largest T · η
@@ -42,12 +41,13 @@ UNPROTECTED_GRPO = StalenessConstants(stale=1.6e-6, horizon=3.2e-5)
 
 
 def staleness_constants(update_size: float, batch_drift: float, critical_drift: float) -> StalenessConstants:
-    """The constants from measured quantities.
+    """Compute the constants of the law from measured quantities.
 
     Args:
       update_size: G, see `update_size`.
       batch_drift: R_batch, see `drift_at_level`.
-      critical_drift: R_crit, the distance ‖θ_collapse − θ_0‖ of a run that collapsed.
+      critical_drift: R_crit, the distance ‖θ_collapse − θ_0‖ between the parameters at the collapse of a run
+        and the initial parameters.
 
     >>> staleness_constants(update_size=100.0, batch_drift=0.05, critical_drift=2.0)
     StalenessConstants(stale=0.0005, horizon=0.02)
@@ -57,33 +57,33 @@ def staleness_constants(update_size: float, batch_drift: float, critical_drift: 
 
 
 def update_size(step_norms: ArrayLike, learning_rate: ArrayLike) -> float:
-    """G, the size of an update per unit of learning rate: the median of ‖Δθ‖ / η.
+    """Return G, the size of an update per unit of learning rate: the median of ‖Δθ‖ / η over the updates.
 
     Args:
-      step_norms: `[updates]`, ‖Δθ‖ of each update.
-      learning_rate: η, a number or `[updates]`.
+      step_norms: `[updates]`, the norm ‖Δθ‖ of the change of the parameters in each update.
+      learning_rate: η, one number or `[updates]`.
 
     >>> round(update_size([1e-4, 3e-4, 2e-4], 1e-6), 6)
     200.0
     """
     norms = np.asarray(step_norms, np.float64)
     norms, rates = np.broadcast_arrays(norms, np.asarray(learning_rate, np.float64))
-    moving = rates > 0  # the first step of a warm-up moves nothing
+    moving = rates > 0  # in a warm-up, the learning rate of the first update is 0
     if not moving.any():
         raise ValueError(f"learning_rate is {learning_rate}; possible: above 0 for at least one update")
     return float(np.median(norms[moving] / rates[moving]))
 
 
 def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float) -> float:
-    """R_batch: the drift within a stage at which a warning signal first reaches a level.
+    """Return R_batch, measured as the drift within a stage at which a warning signal first reaches a level.
 
     Args:
-      drift: `[updates]`, distance of the parameters from the beginning of the stage.
-      signal: `[updates]`, for instance the clipped fraction or one minus the effective sample size.
-      level: the level of the signal that counts as a problem.
+      drift: `[updates]`, the distance of the parameters from those at the start of the stage.
+      signal: `[updates]`, for example the share of clipped tokens, or 1 minus the effective sample size.
+      level: the value of the signal at which training is no longer stable.
 
     Returns:
-      The drift, interpolated between updates; infinite if the level is never reached.
+      The drift, interpolated between updates; infinite if the signal never reaches the level.
 
     >>> drift_at_level([0.0, 1.0, 2.0, 3.0], [0.0, 0.1, 0.3, 0.2], level=0.2)
     1.5
@@ -98,12 +98,12 @@ def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float
 
 
 def largest_learning_rate(lag: float, updates: float, constants: StalenessConstants) -> float:
-    """The learning rate at which the law's bound is reached: stay well below it.
+    """Return the upper bound on the learning rate. A stable run needs a rate well below this bound.
 
     Args:
-      lag: S, updates made on a rollout before it is replaced.
-      updates: T, updates in the whole run.
-      constants: of the method, see `staleness_constants` and `fit_staleness`.
+      lag: S, the largest age of a rollout in updates.
+      updates: T, the number of updates in the whole run.
+      constants: the constants of the method, from `staleness_constants` or `fit_staleness`.
 
     >>> largest_learning_rate(lag=4, updates=100, constants=UNPROTECTED_GRPO)
     3.2e-07
@@ -114,7 +114,7 @@ def largest_learning_rate(lag: float, updates: float, constants: StalenessConsta
 
 
 def binding_constraint(lag: float, updates: float, constants: StalenessConstants) -> str:
-    """Which term of the law limits the learning rate: `stale` (S · η) or `horizon` (T · η).
+    """Return which constant limits the learning rate: `stale` (through S · η) or `horizon` (through T · η).
 
     >>> binding_constraint(lag=4, updates=100, constants=UNPROTECTED_GRPO)
     'horizon'
@@ -128,13 +128,10 @@ def binding_constraint(lag: float, updates: float, constants: StalenessConstants
 def staleness_report(
     lag: float, learning_rate: float, updates: float, constants: StalenessConstants = UNPROTECTED_GRPO
 ) -> dict[str, float | str]:
-    """S·η, T·η, the binding constraint, the largest learning rate and the share of it that a run uses.
+    """Compare a run with the law. The arguments are η and those of `largest_learning_rate`.
 
-    Args:
-      lag: S, updates made on a rollout before it is replaced.
-      learning_rate: η.
-      updates: T, updates in the whole run.
-      constants: of the method.
+    In the returned dict, `lag_times_rate` is S·η, `updates_times_rate` is T·η, `binding` is the result of
+    `binding_constraint`, and `share_of_limit` is η divided by `largest_learning_rate`.
 
     >>> report = staleness_report(lag=1024, learning_rate=1e-6, updates=4096)
     >>> round(report["lag_times_rate"], 6), report["binding"], round(report["share_of_limit"])
@@ -152,13 +149,10 @@ def staleness_report(
 
 
 def gradient_cosine(previous: Any, current: Any) -> jax.Array:
-    """The cosine between two consecutive gradients; 0 if one of them vanishes.
+    """Return the cosine between the gradients of two consecutive updates; 0 if a gradient is 0.
 
-    It is near 0 while training is stable. Above about 0.5, expect a collapse.
-
-    Args:
-      previous: a gradient, any pytree of arrays.
-      current: the next one, of the same structure.
+    The cosine is near 0 while training is stable. Above about 0.5, expect a collapse. `previous` and
+    `current` are the two gradients, pytrees with the same structure.
 
     >>> round(float(gradient_cosine({"w": jnp.array([1.0, 0.0])}, {"w": jnp.array([1.0, 1.0])})), 4)
     0.7071
@@ -168,24 +162,17 @@ def gradient_cosine(previous: Any, current: Any) -> jax.Array:
         products = jax.tree.map(lambda x, y: jnp.sum(jnp.float32(x) * jnp.float32(y)), a, b)
         return jax.tree.reduce(jnp.add, products, jnp.float32(0.0))
 
-    # Divide by one norm after the other: their product can exceed the range of float32.
+    # Divide by one norm after the other, because their product can exceed the range of float32.
     norms = jnp.sqrt(dot(previous, previous)), jnp.sqrt(dot(current, current))
     safe = [jnp.where(norm > 0, norm, 1.0) for norm in norms]
     return dot(previous, current) / safe[0] / safe[1]
 
 
 def vcpo_factor(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
-    """VCPO's step-size rule: `η_eff = η · sqrt(min(1, ESS / B))` (arXiv 2602.17616).
+    """Return the factor of VCPO's learning rate `η_eff = η · sqrt(min(1, ESS / B))` (arXiv 2602.17616).
 
-    The weights of the effective sample size are those of whole responses. The paper divides by the on-policy
-    value of ESS / B; the authors' scripts set that value to 1, as here.
-
-    Args:
-      log_ratio: `[B, T]`.
-      mask: `[B, T]`, non-zero on response tokens.
-
-    Returns:
-      The factor on the learning rate, a scalar in (0, 1].
+    ESS / B is `sequence_ess`, which has the same arguments. The paper also divides ESS / B by its on-policy
+    value. The authors' scripts set that value to 1, as this function does. The factor is a scalar in (0, 1].
 
     >>> log_ratio = jnp.log(jnp.array([[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))
     >>> round(float(vcpo_factor(log_ratio, jnp.ones((4, 2)))), 4)  # sqrt(0.644737)
@@ -195,45 +182,44 @@ def vcpo_factor(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
 
 class FinishedRun(NamedTuple):
-    """A run as a row of the table that `fit_staleness` reads."""
+    """The settings and the outcome of one run, an input of `fit_staleness`."""
 
-    lag: float  # S, or µ for a staged run
+    lag: float  # S, which is µ for a run with stages
     learning_rate: float
-    updates: float  # how many it was given
-    collapse: float | None = None  # the update at which it collapsed, or None if it did not
+    updates: float  # the number of updates that was planned
+    collapse: float | None = None  # the update at which the run collapsed; None if it did not collapse
 
 
 class StalenessFit(NamedTuple):
-    """The result of `fit_staleness`: constants, their intervals, and how many runs they classify wrongly."""
+    """The result of `fit_staleness`: two constants, their intervals, and how many runs contradict the fit."""
 
     constants: StalenessConstants
-    stale_interval: tuple[float, float]  # the gap between tolerable and too large S · η
-    horizon_interval: tuple[float, float]  # the range of t · η over the runs that ended at the horizon
-    misplaced: int  # runs on the wrong side of the threshold on S · η
-    misplaced_by_rate: int  # the same for the best threshold on η alone
+    stale_interval: tuple[float, float]  # S · η is tolerable at the lower end and too large at the upper end
+    horizon_interval: tuple[float, float]  # smallest and largest t · η of the runs that ended at the horizon
+    misplaced: int  # number of runs that the threshold on S · η classifies wrongly
+    misplaced_by_rate: int  # the same number for the best threshold on η alone
 
 
 def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> StalenessFit:
-    """The constants of the law from a grid of finished runs of one method.
+    """Fit the constants of the law to finished runs of one method with different S and η.
 
-    The largest t·η that any run reached is taken as near the horizon. A run that collapsed much earlier (by
-    more than the factor `spread`) was too stale. A run that collapsed near it ended at the horizon; like a
-    run that survived, it shows that its S·η is tolerable.
+    t is the number of updates that a run took until it collapsed or finished. The horizon is near the largest
+    t·η of all runs. A run was too stale if it collapsed and its t·η is smaller than the largest by more than
+    the factor `spread`. All other collapsed runs ended at the horizon. A run that was not too stale shows
+    that its S·η is tolerable.
 
-    - The stale constant is the threshold on S·η with the fewest runs on the wrong side, placed at the
-      geometric mean of the two neighbouring values.
-    - The horizon constant is the geometric mean of t·η over the runs that ended there.
+    - The stale constant is the threshold on S·η that classifies the fewest runs wrongly. It is the geometric
+      mean of the two neighbouring values of S·η.
+    - The horizon constant is the geometric mean of t·η over the runs that ended at the horizon.
 
-    If a threshold on η alone makes fewer errors (`misplaced_by_rate` below `misplaced`), then the age of the
-    data may not be the cause of the collapse, and the stale constant means little. S is the setting of the
-    run: a run that collapses within its first S updates never saw data that old.
-
-    If the runs bound a constant on one side only, the other end of its interval is 0 or infinite, and the
-    constant is the known end.
+    If a threshold on η alone classifies fewer runs wrongly (`misplaced_by_rate` below `misplaced`), old data
+    may not be the cause of the collapse, and the stale constant has little meaning. S is a setting: a run
+    that collapses in its first S updates never used data of age S. If the runs give only one end of an
+    interval, the other end is 0 or infinite, and the constant is the known end.
 
     Args:
-      runs: rows `FinishedRun(lag, learning_rate, updates, collapse)`, or plain tuples of that order.
-      spread: the factor by which runs that collapse for the same reason may scatter.
+      runs: `FinishedRun`s, or plain tuples (lag, learning_rate, updates, collapse).
+      spread: runs that collapse for the same reason may differ in t·η by up to this factor.
 
     >>> runs = [(4, 1e-7, 100, None), (4, 1e-6, 100, 32), (16, 1e-6, 100, 32), (64, 1e-6, 100, 5)]
     >>> fit = fit_staleness(runs)
@@ -265,7 +251,7 @@ def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> Stalen
 
 
 def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:
-    """The neighbouring values between which a threshold makes the fewest errors, and that number."""
+    """Return the neighbouring values between which a threshold makes the fewest errors, and these errors."""
     values = [float(f"{value:.12g}") for value in values]  # products that differ only by rounding are equal
     ends = [0.0, *sorted(set(values)), math.inf]
     errors = {
@@ -277,7 +263,7 @@ def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], i
 
 
 def _middle(low: float, high: float) -> float:
-    """The geometric mean, or the finite end."""
+    """Return the geometric mean of both ends; if `low` is 0 or `high` is infinite, return the other end."""
     if low == 0.0 or math.isinf(high):
         return high if low == 0.0 else low
     return math.sqrt(low * high)

@@ -1,4 +1,4 @@
-"""The negative-advantage veto of µ-GRPO (arXiv 2605.17570): which tokens of bad responses leave the loss."""
+"""The negative-advantage veto of µ-GRPO (arXiv 2605.17570) drops tokens of bad responses from the loss."""
 
 import math
 
@@ -22,12 +22,12 @@ def veto_mask(
     scope: str = "suffix",
     ratio: ArrayLike = 1e-4,
 ) -> jax.Array:
-    """Which tokens keep their update under the negative-advantage veto (NAV).
+    """Return a mask that is False on tokens that the negative-advantage veto (NAV) drops.
 
     In a response with negative advantage, the triggers are the tokens `T = {t : ρ_t < τ}`, and κ is the
-    position of the first one. The current policy would never reach the tokens behind κ. Their own ratios are
-    near 1, so without a veto each of them would still be pushed down at full size. The scope says which
-    tokens are vetoed:
+    position of the first trigger. The current policy would never sample the tokens after κ. But the ratios of
+    these tokens may be near 1, so that without a veto the update would still make them less likely. The scope
+    says which tokens are vetoed:
 
         none                 nothing
         trigger              T
@@ -35,8 +35,8 @@ def veto_mask(
         suffix_non_trigger   {t > κ} without T
         sequence             the whole response, if it has a trigger
 
-    Responses with a positive or zero advantage are never changed. With advantages per token, only tokens of
-    negative advantage can be triggers, and only they can be vetoed.
+    All tokens of responses with a positive or zero advantage are kept. With advantages `[B, T]`, only tokens
+    with negative advantage can be triggers, and only these tokens can be vetoed.
 
     Args:
       log_ratio: `[B, T]`, `log π − log b`, not clamped.
@@ -46,8 +46,8 @@ def veto_mask(
       ratio: τ, the ratio below which a token is a trigger.
 
     Returns:
-      `[B, T]` bool: true on response tokens that are kept, false on vetoed tokens and on padding. Any
-      objective takes it as `weights`.
+      `[B, T]` bool, True on response tokens that are kept, False on vetoed tokens and on padding. It can be
+      passed to any objective as `weights`.
 
     >>> log_ratio = jnp.log(jnp.array([[0.9, 1.1, 5e-5, 0.8, 2e-5, 1.2]]))
     >>> mask = jnp.ones_like(log_ratio)
@@ -75,19 +75,11 @@ def veto_mask(
 def veto_metrics(
     log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, keep: jax.Array, *, ratio: ArrayLike = 1e-4
 ) -> Metrics:
-    """Metrics of the veto: vetoed tokens, negative responses with a trigger, position of the first trigger.
+    """Return metrics of the veto. `keep` is the result of `veto_mask`; the other arguments are the same.
 
-    Args:
-      log_ratio: `[B, T]`.
-      advantages: `[B]` or `[B, T]`.
-      mask: `[B, T]`.
-      keep: `[B, T]`, the result of `veto_mask`.
-      ratio: τ.
-
-    Returns:
-      The counts `negative_responses` and `triggered_responses` and the means `vetoed/tokens`,
-      `triggered/negative_responses` and `trigger_position/triggered_responses`: the share of the response's
-      tokens that lie before its first trigger.
+    `negative_responses` counts responses with a negative advantage, and `triggered_responses` those with a
+    trigger. `vetoed/tokens` and `triggered/negative_responses` are shares. The metric
+    `trigger_position/triggered_responses` is the mean share of a response's tokens before its first trigger.
 
     >>> log_ratio = jnp.log(jnp.array([[0.9, 1.1, 5e-5, 0.8], [1.0, 1.0, 1.0, 1.0]]))
     >>> advantages, mask = jnp.array([-1.0, -1.0]), jnp.ones_like(log_ratio)
@@ -114,7 +106,7 @@ def veto_metrics(
 def _triggers(
     log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, ratio: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The triggers, the tokens of negative advantage and the valid tokens, each `[B, T]` bool."""
+    """Return three masks `[B, T]`: triggers, tokens with negative advantage, and all response tokens."""
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))
     check_number("ratio", ratio, strict=True)
@@ -129,6 +121,6 @@ def _positions(valid: jax.Array) -> jax.Array:
 
 
 def _first(trigger: jax.Array) -> jax.Array:
-    """The column of the first trigger of each row `[B, 1]`; the row length T where there is none."""
+    """Return the column of the first trigger in each row, `[B, 1]`; T for rows without a trigger."""
     columns = jnp.where(trigger, _positions(trigger), trigger.shape[1])
     return columns.min(axis=1, keepdims=True, initial=trigger.shape[1])

@@ -18,7 +18,7 @@ from mugrpo_jax.tasks import Problem, Scorer
 
 @dataclasses.dataclass(frozen=True)
 class StageRequests:
-    """An iterator over requests, and a dict from prompt index to problem for all requests made so far."""
+    """An iterator over requests, and a dict from prompt index to problem for the requests made so far."""
 
     requests: Iterator[Request]
     problems: Mapping[int, Problem]
@@ -34,10 +34,10 @@ def stage_requests(
     stop: Iterable[int],
     thread: Executor,
 ) -> StageRequests:
-    """Start to make the requests for some prompts of a stage in another thread.
+    """Return the requests for some prompts of a stage, and start to make these requests in another thread.
 
     Args:
-      stage_index: number of the stage; the seeds depend on it.
+      stage_index: number of the stage, from which the seeds are derived.
       prompts: indices of the prompts in the stage.
       problem: returns the problem for a prompt index.
       tokens: returns the prompt tokens of a problem.
@@ -76,11 +76,11 @@ def write_shards(
     stopped: Callable[[], bool],
     bar: Any,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Sample and score all requests, and write their shards.
+    """Sample and score all requests, write their shards to `stage`, and show the progress in `bar`.
 
     Args:
       sampler: a sampler with the weights of the behavior policy.
-      wanted: the requests; they must fill whole shards.
+      wanted: the requests for all prompts of the shards to write, with `samples` samples each.
       scorer: scores finished responses while other responses are sampled.
       decode: converts tokens to text.
       stopped: returns True if the run was asked to stop. Then incomplete shards are not written.

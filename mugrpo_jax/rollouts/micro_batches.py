@@ -1,7 +1,7 @@
-"""Split an update into micro-batches of a few fixed shapes, and pack rows into them without padding.
+"""Split the rows of an update into micro-batches with a few fixed shapes, and pack the rows without padding.
 
-Rows are sorted by length and split into micro-batches with a limited number of tokens. The loss is divided by
-the denominator of the whole update, so the gradients sum up to the gradient of a single padded batch.
+Rows are sorted by length and split into micro-batches with a limited number of tokens. Every loss is divided
+by the denominator of the whole update, so the gradients of the micro-batches add up to that of the update.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ class Shape(NamedTuple):
 class Buckets:
     """The possible shapes of micro-batches.
 
-    Rows are packed without padding, so the cost of a micro-batch depends on its `tokens`; only attention
-    depends on the number and length of rows. A shape has enough rows if their mean length is half of the row
-    length, and twice as many rows if rows share prompts.
+    Rows are packed without padding, so the cost of a micro-batch depends on its number of tokens. Only the
+    cost of attention depends on the number and length of the padded rows. A shape has 2 · tokens / length
+    rows, because a row is filled by half on average, and twice as many rows if rows share prompts.
 
     Attributes:
-      lengths: row lengths in tokens, ascending; the last fits the longest prompt and response.
-      tokens: tokens in one micro-batch, at most.
-      groups: number of devices that split the batch; each device packs its own rows.
-      share: True packs the prompt of adjacent rows with the same prompt only once, except its last token.
+      lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.
+      tokens: maximum number of tokens in one micro-batch.
+      groups: number of parts into which devices split a micro-batch; each part is packed by itself.
+      share: if True, adjacent rows with the same prompt store the prompt once (the last token once per row).
     """
 
     lengths: tuple[int, ...]
@@ -49,11 +49,11 @@ class Buckets:
         return next(bucket for bucket in self.lengths if bucket >= length)
 
     def rows(self, length: int) -> int:
-        """Return how many rows of this length fill a micro-batch."""
+        """Return how many rows with this number of tokens fit in a micro-batch."""
         return self.groups * max(self.tokens // self.groups // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
-        """Return the shapes with this row length: full, half and quarter size, if a whole row still fits."""
+        """Return the shapes of this row length with all, 1/2 and 1/4 of the tokens, if a full row fits."""
         share = max(self.tokens // self.groups, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = 4 if self.share else 2
@@ -139,7 +139,7 @@ def _common(row: Row, before: Row | None, buckets: Buckets) -> int:
 
 
 def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
-    """Return the smallest shape for all tokens if they fill 80 % of it, else the largest that they fill."""
+    """Return the smallest shape that holds everything if over 80 % is used, else the largest full shape."""
     whole = [shape for shape in sizes if shape.tokens >= tokens and shape.rows >= rows]
     if whole and tokens > 0.8 * whole[-1].tokens:
         return whole[-1]
@@ -147,7 +147,7 @@ def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
 
 
 def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
-    """Assign rows to groups until a row fits in no group; return the rows per group and the other rows."""
+    """Add rows to the parts of a shape until a row fits in no part; return the rows per part and the rest."""
     groups = buckets.groups
     taken: list[list[Row]] = [[] for _ in range(groups)]
     filled = [0] * groups

@@ -1,4 +1,4 @@
-"""A prompt with its group of responses, and functions that convert a group to bytes and back."""
+"""Define the records for one response and for a group of responses, and convert groups to bytes and back."""
 
 import dataclasses
 from typing import Any
@@ -14,10 +14,10 @@ class Rollout:
     """One response with its reward.
 
     Attributes:
-      tokens: `[n]` int32, including the end token.
+      tokens: `[n]` int32, the n tokens of the response, including the end token.
       logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
-      finish: `stop` or `length`.
-      status: `ok`, or why it could not be scored (`timeout`, `crash`, `error`, `invalid`).
+      finish: `stop` if the response ended with an end token, `length` if it reached the maximum length.
+      status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
     """
 
     tokens: np.ndarray
@@ -29,13 +29,13 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One prompt and all its responses: the unit in which rollouts are stored and shuffled.
+    """One prompt and all its responses. A group is stored as one record, and groups are shuffled as a whole.
 
     Attributes:
-      index: position of the prompt in its stage.
-      problem: id of the problem.
-      prompt: `[p]` int32 prompt tokens.
-      rollouts: the responses, in sample order.
+      index: position of the prompt in its stage, from 0.
+      problem: the `Problem.id` of the problem from which the prompt was made.
+      prompt: `[p]` int32, the p tokens of the prompt.
+      rollouts: the responses with their rewards, sorted by `Response.sample`.
     """
 
     index: int
@@ -45,12 +45,12 @@ class Group:
 
     @property
     def rewards(self) -> np.ndarray:
-        """Rewards `[group]` in float32."""
+        """The rewards of the responses, `[responses]` float32."""
         return np.array([rollout.reward for rollout in self.rollouts], np.float32)
 
     @property
     def response_tokens(self) -> int:
-        """Response tokens of the whole group."""
+        """Total number of tokens in the responses of the group."""
         return sum(len(rollout.tokens) for rollout in self.rollouts)
 
 

@@ -1,12 +1,12 @@
-"""The rollouts of a stage on disk: ArrayRecord shards with their summaries, and a manifest once all exist.
+"""Write and read the folder with the rollouts of a stage. The rollouts are stored in shards:
 
     stage-000/
-      shard-00000.arrayrecord   groups of consecutive prompts, in order
-      shard-00000.json          its summary: counts, rewards, token totals, checksum
-      manifest.json             written last: the stage is complete
+      shard-00000.arrayrecord   the groups of consecutive prompts, sorted by prompt index
+      shard-00000.json          the summary of the shard: counts, rewards, token totals, checksum
+      manifest.json             the totals of all shards; this file exists only if the stage is complete
 
-Files are written under a temporary name, flushed and renamed, the summary before its shard. So every shard
-under its final name is complete, and a killed run loses only the shards that it was still filling.
+Each file is written under a temporary name, flushed and then renamed. A shard is renamed after its summary.
+So every shard with its final name is complete, and a SIGKILL loses only the shards not yet renamed.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from mugrpo_jax.rollouts.records import Group, decode, encode
 
 
 class RolloutError(ValueError):
-    """Rollouts that cannot be used; the message names the file and says what to do."""
+    """Raised if rollouts cannot be read, written or used. The message names the file and says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutFolder:
-    """The folder with the rollouts of one stage.
+    """The folder with the rollouts of one stage, which has `prompts` prompts.
 
     Attributes:
-      identity: fingerprint of the settings, number of updates of the policy, and stage. Reading rollouts that
-        have another identity raises an error.
+      identity: what determines the rollouts: a hash of the settings, the stage, and the number of updates of
+        the policy. If the files in the folder have another identity, reading them raises an error.
       prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
     """
 
@@ -46,7 +46,7 @@ class RolloutFolder:
 
     @property
     def shards(self) -> int:
-        """Number of shards of the complete stage."""
+        """Number of shards in the complete stage."""
         return -(-self.prompts // self.prompts_per_shard)
 
     def shard_prompts(self, shard: int) -> range:
@@ -59,7 +59,7 @@ class RolloutFolder:
         return self.folder / f"shard-{shard:05d}.arrayrecord"
 
     def missing_shards(self, shards: Sequence[int] | None = None) -> list[int]:
-        """Return which of `shards` (None means all) do not exist; report and delete damaged shards first."""
+        """Return those of `shards` (None: all) that are missing or damaged. Damaged shards are deleted."""
         missing = []
         for shard in range(self.shards) if shards is None else shards:
             path = self.path(shard)
@@ -72,7 +72,7 @@ class RolloutFolder:
         return missing
 
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Write one shard under its final name."""
+        """Write the groups of one shard, sorted by prompt index, and the summary of the shard."""
         expected = list(self.shard_prompts(shard))
         if [group.index for group in groups] != expected:
             raise ValueError(
@@ -95,7 +95,7 @@ class RolloutFolder:
         os.replace(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Write the manifest, once every shard exists, with the seconds that it took; return the manifest."""
+        """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
         summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
         manifest = {
             "identity": dict(self.identity),
@@ -154,7 +154,7 @@ def read_groups(stage: RolloutFolder) -> Iterator[Group]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return counts and sums over some groups, and the length of the longest response."""
+    """Return counts and sums over the groups, and the length of the longest response."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         "groups": len(groups),
@@ -195,7 +195,7 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; an error names the file and says how to continue."""
+    """Write `value` to a JSON file atomically; raise `RolloutError` if the file cannot be written."""
     try:
         write_atomically(path, json.dumps(value, indent=1))
     except OSError as error:
@@ -205,7 +205,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; an error names the file."""
+    """Return the value in a JSON file; raise `RolloutError` if the file is not valid JSON."""
     try:
         return json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

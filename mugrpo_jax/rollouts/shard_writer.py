@@ -15,19 +15,19 @@ _Scored = tuple[Response, "Future[Score]"]
 
 
 class ShardWriter:
-    """Writes a shard once its last response is scored, in a separate thread, while sampling continues.
+    """Collect scored responses, and write each shard in a separate thread while sampling continues.
 
-    A context manager: leaving it waits for the shards that are being written.
+    A shard is written as soon as all its responses are scored. Leaving the context waits for these writes.
 
     Attributes:
-      reward: sum of the rewards written so far.
-      scored: number of these rewards.
-      write_seconds: seconds that writing took.
-      examples: for each status except `ok`, one response's problem and what happened.
+      reward: sum of the rewards of all responses that were given to the writing thread.
+      scored: number of the responses whose rewards are in this sum.
+      write_seconds: time in which the thread wrote shards.
+      examples: for each status except `ok`, a text with one problem id and the reason why scoring failed.
     """
 
     def __init__(self, stage: RolloutFolder, problems: Mapping[int, Problem], group: int) -> None:
-        """Write to `stage`; `problems` by prompt index, `group` responses to each prompt."""
+        """`problems` maps each prompt index to its problem; `group` is the number of responses per prompt."""
         self.stage, self.problems, self.group = stage, problems, group
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
         self.examples: dict[str, str] = {}
@@ -43,7 +43,7 @@ class ShardWriter:
         self._writer.shutdown()
 
     def add(self, response: Response, score: "Future[Score]") -> None:
-        """Add a response and the future of its score; write the shards that are complete."""
+        """Add a response and the future of its score; start to write full shards whose scores are known."""
         shard = response.index // self.stage.prompts_per_shard
         filling = self._filling[shard]
         filling.append((response, score))
@@ -53,9 +53,9 @@ class ShardWriter:
             self._write_complete()
 
     def finish(self, *, wait: bool = True) -> float:
-        """Write complete shards and wait until they are on disk; return the seconds of waiting for scores.
+        """Write all full shards to disk; return the seconds for which this call waited for scores.
 
-        Without `wait`, only shards whose scores are all known are written.
+        If `wait` is False, do not wait for scores, and write only the shards whose scores are all known.
         """
         started = time.monotonic()
         for score in [score for scores in self._unscored.values() for score in scores if wait]:
@@ -67,7 +67,7 @@ class ShardWriter:
         return waited
 
     def _write_complete(self) -> None:
-        """Send full shards whose scores are all known to the writing thread."""
+        """Give the full shards whose scores are all known to the writing thread."""
         for shard, scores in list(self._unscored.items()):
             while scores and scores[-1].done():
                 scores.pop()

@@ -1,6 +1,6 @@
-"""Read the rollouts of a stage from disk and turn them into updates, with a resumable iterator.
+"""Read the rollouts of a stage from disk, and convert the rollouts to the data of updates.
 
-An update is exactly `prompts_per_update` groups, in an order that is shuffled in every epoch.
+Each update uses exactly `prompts_per_update` groups. The order of the groups is shuffled in every epoch.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, Row, arrange,
 from mugrpo_jax.rollouts.records import Group, decode
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
-# What happens to groups whose responses all got the same reward, so that their advantages are exactly 0:
-#   keep  they are computed like all others;
-#   skip  they are left out of the passes: the gradient is the same (except for P3O, whose pull to the
-#         behavior policy does not depend on advantages), but diagnostics do not count them;
-#   drop  they are left out of the denominator too.
+# What to do with equal groups. All responses of an equal group got the same reward, so its advantages are 0.
+#   keep  Compute equal groups like all other groups.
+#   skip  Leave equal groups out of the forward and backward passes, so also out of the diagnostics. The
+#         gradient stays the same (except with P3O, whose KL term does not depend on advantages).
+#   drop  Leave equal groups out of the passes and also out of the denominator.
 EQUAL_GROUPS = ("keep", "skip", "drop")
 
 
@@ -28,10 +28,10 @@ class Update:
     """The data of one optimizer update.
 
     Attributes:
-      micro_batches: each a dict of `mask`, `behavior_logp` `[rows, length]`, `advantages` `[rows]`, and the
-        packed `tokens [P, N]` with their `packed_from`, `padded_from` (see `models.Packing`); empty rows are
-        all padding.
-      denominator: the denominator of the whole update, which the aggregation of the objective defines.
+      micro_batches: one dict per micro-batch. `mask` (1 on response tokens) and `behavior_logp` are padded
+        arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is packed. `models.Packing` describes
+        the packed shape and the index arrays `packed_from` and `padded_from`. Unused rows have mask 0.
+      denominator: the number by which the sum over all tokens of the update is divided.
       metrics: mean reward, response lengths, share of equal groups and so on.
     """
 
@@ -50,15 +50,15 @@ def make_update(
     overlong_buffer: int = 0,
     equal_groups: str = "keep",
 ) -> Update:
-    """Compute the advantages of some groups and pack the groups into one update.
+    """Compute the advantages of all responses in `groups`, and pack the responses into one update.
 
     Args:
       buckets: the possible shapes of micro-batches.
-      advantage: how rewards become advantages, one of `objectives.ADVANTAGE_KINDS`.
-      aggregation: of the objective; it decides the denominator.
-      max_response: the generation budget in tokens.
-      overlong_buffer: tokens before the budget over which DAPO's penalty grows; 0: no penalty.
-      equal_groups: what happens to groups with equal rewards, one of `EQUAL_GROUPS`.
+      advantage: how to compute advantages from rewards, one of `objectives.ADVANTAGE_KINDS`.
+      aggregation: the objective's aggregation, one of `objectives.AGGREGATIONS`, to compute the denominator.
+      max_response: the maximum number of tokens in a response.
+      overlong_buffer: DAPO's length penalty grows over the last `overlong_buffer` tokens; 0 means no penalty.
+      equal_groups: what to do with groups whose rewards are all equal, one of `EQUAL_GROUPS`.
     """
     if equal_groups not in EQUAL_GROUPS:
         raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
@@ -103,12 +103,12 @@ def shaped_rewards(groups: Sequence[Group], max_response: int, overlong_buffer: 
 def _choose_rows(
     rows: Sequence[Sequence[Row]], equal: np.ndarray, equal_groups: str
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows to compute, and the rows that the denominator includes."""
+    """Return the rows to pack into micro-batches, and the rows from which to compute the denominator."""
     everything = [row for group in rows for row in group]
     if equal_groups == "keep":
         return everything, everything
     unequal = [row for group, same in zip(rows, equal) if not same for row in group]
-    # Keep one row so that the update still runs; Adam's moments and weight decay advance.
+    # If all groups are equal, keep one row, so that the optimizer still applies momentum and weight decay.
     taken = unequal or [min(everything, key=lambda row: row.length)]
     return taken, taken if equal_groups == "drop" else everything
 
@@ -121,9 +121,9 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 
 
 class UpdateStream:
-    """An iterator over the updates of a stage, which can be resumed from a saved position.
+    """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
-    Each epoch has another order of the groups. Groups that do not fill an update are left out in this epoch.
+    Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
     def __init__(
@@ -164,5 +164,5 @@ class UpdateStream:
         return self._iterator.get_state()
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Continue from a position that `position` returned."""
+        """Resume the stream at a position that `position` returned."""
         self._iterator.set_state(dict(position))

@@ -79,7 +79,7 @@ class Engine:
     def settle(self) -> None:
         """Wait until no device loop is running, because a running loop still changes the slots."""
         if self._under_way is not None:
-            wait([self._under_way])  # raises no error: `SlotScheduler.finish_loop` raises that of its loop
+            wait([self._under_way])  # `SlotScheduler.finish_loop` raises the error of a failed loop
             self._under_way = None
 
     def clear(self) -> None:

@@ -4,7 +4,7 @@
         print(record["text"])
     generate_file("smollm2-135m", "in.jsonl", "out.jsonl", samples=8, max_tokens=32)
 
-`generate_file` can be killed at any time: the same call then samples the responses that are missing.
+If `generate_file` is interrupted, the same call resumes: it samples only the missing responses.
 """
 
 import dataclasses
@@ -202,7 +202,7 @@ def _read_prompts(path: Path) -> list[Prompt]:
 
 
 def claim_output(out: Path, settings: dict[str, Any]) -> None:
-    """Write the settings beside a new output file; raise an error if an existing one has other settings."""
+    """Write the settings beside a new output file; raise an error if an old file has other settings."""
     note = out.with_name(out.name + ".settings.json")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: there is no folder {out.parent}; make it first")

@@ -1,9 +1,9 @@
 """The three jitted programs of the sampler, and the arrays that are their inputs and outputs.
 
-`run_prompts` computes the KV cache of a batch of prompts, `insert` copies rows of this cache into slots, and
-`decode` samples a bounded number of tokens in all slots. `decode` also samples the first token of a response,
-because the first token that it feeds to the model is the last token of the prompt. So prompts with one token
-and several samples of one prompt need no special case.
+`run_prompts` computes the KV cache of a batch of prompts (prefill). `insert` copies rows of this cache into
+slots. `decode` samples a bounded number of tokens in all slots. The prefill samples no token. Instead, the
+first decode step feeds the last prompt token to the model again and samples the first response token from
+these logits. So prompts with one token and several samples of one prompt need no special case.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _CACHE_AXES = ("batch", None, "kv_heads")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The state of the sample in each slot. Every array has one row per slot; N is the number of slots."""
+    """The state of the sample in each of the N slots. The comment after each field describes its array."""
 
     lengths: Any  # [N] int32, filled entries in the KV cache; 0 in a free slot makes its attention cheap
     tokens: Any  # [N] int32, the token to feed to the model next
@@ -96,7 +96,7 @@ def free_slots(plan: SamplerPlan) -> Slots:
 
 @functools.partial(jax.jit, static_argnames="model")
 def run_prompts(model: Decoder, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
-    """Return the KV cache of right-padded prompts; `tokens` is `[B, T]`, `lengths` is `[B]`."""
+    """Return the KV cache of B right-padded prompts: `tokens` is `[B, T]`, `lengths` `[B]` their lengths."""
     return prefill(model, params, tokens, lengths)[1]
 
 
@@ -146,7 +146,7 @@ def decode(
     Args:
       params: from `sampling_params`.
       slots: donated, so that the new slots reuse their memory.
-      refill_at: end early when this many slots are free; above the number of slots, when all are free.
+      refill_at: end early if this many slots are free. The loop always ends if all slots are free.
       steps: maximum number of decode steps.
       read: how many cache entries attention reads. No sequence may become longer than this in the loop.
       top_k: whether any request uses top-k; False leaves the top-k computation out of the program.

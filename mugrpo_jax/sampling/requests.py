@@ -27,7 +27,7 @@ class SamplingSettings:
       temperature: 1 is the model's own distribution, 0 is greedy.
       top_k: sample only from the `top_k` most likely tokens; 0 means all tokens.
       top_p: sample only from the most likely tokens that together reach this probability; 1 means all tokens.
-      seed: the seed of each sample is derived from it, the index of the prompt and the number of the sample.
+      seed: the seed of each sample is derived from this seed, the prompt index and the sample number.
       dtype: `bfloat16` or `float32`, for weights and KV cache; None is float32 on CPU and bfloat16 elsewhere.
     """
 
@@ -57,7 +57,7 @@ class Request:
     Attributes:
       prompt: token ids, at least one.
       seeds: one integer below 2**64 per sample. Prompt, seed and settings determine the sample.
-      max_tokens: maximum number of tokens in a response: one integer for all samples, or one each.
+      max_tokens: maximum number of tokens in a response: one integer for all samples, or one per sample.
       temperature, top_k, top_p: as in `SamplingSettings`.
       stop: token ids that end a response. The stop token is part of the response.
       index: a number that the caller chooses; the responses repeat it as `Response.index`.
@@ -179,9 +179,9 @@ def request_seeds(*path: int, samples: int) -> np.ndarray:
 def read_ahead(requests: Iterable[Request], thread: Executor, count: int = 64) -> Iterator[Request]:
     """Return an iterator over `requests`, while another thread makes the requests in advance.
 
-    The thread starts at once and makes `count` requests at a time. If a request cannot be made, the iterator
-    raises the error when it needs its next batch, even if that batch comes before the failed request, because
-    all samples would probably be discarded.
+    The thread starts at once and makes batches of `count` requests. If a request cannot be made, the iterator
+    raises the error at the end of its current batch, and batches made before the error are discarded. So
+    the caller fails early; the samples would probably be discarded anyway.
     """
     source = iter(requests)
     made: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()

@@ -57,7 +57,7 @@ class SamplerPlan:
 
     @property
     def fuse(self) -> bool:
-        """Whether to join weight matrices with the same input; the `tensor` axis must have size 1 for it."""
+        """Whether to join weight matrices with the same input; True if the `tensor` axis has size 1."""
         return self.mesh is None or self.mesh.shape["tensor"] == 1
 
     @property
@@ -66,11 +66,12 @@ class SamplerPlan:
         return min(self.slots, max(_FEWEST_INSERTS, self.slots // 8))
 
     def refill_at(self, length: float) -> int:
-        """Return r, the number of free slots at which a device loop ends early while requests wait.
+        """Return r: while requests wait, a device loop ends as soon as r slots are free.
 
-        Let S be the number of slots and L the mean `length` of responses. On average r / 2 slots are idle.
-        Once per r·L / S steps the device waits for the host, which costs as much time as c steps. The loss
-        r / 2S + c·S / rL is smallest at r = S·sqrt(2c / L). At most r = S / 8, so that few slots are idle.
+        S is the number of slots, L = `length` the mean response length, and c = `_TURN` the length of the
+        pause between two loops, in decode steps. r slots become free in r·L / S steps, so on average r / 2
+        slots are free. The lost share of time, r / 2S + c·S / (r·L), is smallest at r = S·sqrt(2c / L). The
+        result is at most S / 8.
         """
         return max(1, min(self.slots // 8, round(self.slots * math.sqrt(2 * _TURN / length))))
 
@@ -113,7 +114,7 @@ def plan_sampler(
       slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
       samples: the total number of samples, if known, so that the plan has no more slots than samples.
       mesh: the devices to use, which must belong to this host; None uses the default device.
-      memory: free bytes on each device; None asks the device.
+      memory: free bytes on each device; None means the value from `free_memory`.
     """
     if not 1 <= max_prompt < max_length:
         raise ValueError(

@@ -15,7 +15,7 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 @dataclasses.dataclass
 class SamplerStats:
-    """Counts and times of a run so far.
+    """Counts (decode steps, tokens, responses, device loops, prefilled prompts) and times of a run so far.
 
     `host_seconds` is the time between a loop's result and the call of the next loop, when the device waits.
     `call_seconds` is the time spent in these calls; some JAX backends return only when the loop has ended.
@@ -188,7 +188,7 @@ class SlotScheduler:
             yield _response(sample, *self.recent.since(start, slot))
 
     def _mean_length(self) -> float:
-        """Estimate the mean response length; too high at first, as unfinished responses count too."""
+        """Estimate the mean response length. Tokens of unfinished responses make it too high at first."""
         return self.stats.tokens / self.stats.responses if self.stats.responses else self.plan.max_length
 
     def _prefill(self) -> None:
