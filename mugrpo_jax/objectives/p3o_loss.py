@@ -21,7 +21,7 @@ def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) 
         K_t = l_t + exp(clip(−l_t, −10, 10)) − 1        e = effective_sample_size(l, m)
 
     There is no lower bound on ρ. K estimates the KL between π and b; `weights` do not multiply K. The
-    entropy bonus and the KL to a reference policy are the shared knobs `entropy_coef` and `kl_coef`.
+    entropy bonus and the k3 penalty to a reference policy are the shared knobs `entropy_coef` and `kl_coef`.
 
     For l < −10 the published gradient of K is 1, so the update makes these unlikely tokens even less likely.
     `safe_kl` is our own variant: K has the same value, but the gradient `1 − exp(clip(−l, −10, 10))`.
