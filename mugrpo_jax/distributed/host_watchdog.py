@@ -1,4 +1,4 @@
-"""A thread on every host that watches the other hosts, so that all hosts stop or end together."""
+"""A thread on every host that watches the other hosts: if one host stops or fails, all hosts do."""
 
 import contextlib
 import itertools
@@ -97,9 +97,9 @@ class Watcher:
         return len(self._client.key_value_dir_get(f"{ending}/")) == jax.process_count()
 
     def _wait_for_failure(self) -> str | None:
-        """Wait one round for the error message of a failing host; return None if no host fails.
+        """Wait up to `_ROUND_S` seconds for the error message of a failing host; return None if there is none.
 
-        The wait must block, because JAX soon ends this process if process 0 dies; polling would be too late.
+        The wait must block: if process 0 dies, JAX soon ends this process, and polling could miss the message.
         """
         try:
             return self._client.blocking_key_value_get(f"{_NEWS}/failed", int(1000 * _ROUND_S))

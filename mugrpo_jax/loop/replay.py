@@ -61,7 +61,7 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
 
 
 def _origin(config: RunConfig) -> dict[str, Any]:
-    """Return the settings on which the rollouts and the training state at a stage start depend."""
+    """Return the settings that determine a stage's rollouts and the training state at its start."""
     whole = configs.to_dict(config)
     return {
         "seed": config.seed,

@@ -52,8 +52,8 @@ def token_logprobs(
       wanted: `[B, T]`, non-zero where the log-prob is needed, for example on response tokens. The result is
         undefined at all other positions. None means that every log-prob is needed.
       temperature: the logits are divided by it. Use the temperature at which the tokens were sampled.
-      entropy: whether to return also the entropy of the distribution from which each token was sampled.
-      chunk: the number of positions in a chunk. None derives it from `CHUNK_LOGITS`.
+      entropy: whether to return also the entropy of the model's distribution at each position.
+      chunk: the number of positions whose logits exist at one time. None derives it from `CHUNK_LOGITS`.
       **options: `remat`, `scan` and `backend` of `Model.hidden`.
 
     Returns:

@@ -137,7 +137,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_hf(folder: Path) -> ModelConfig:
-    """Read the `config.json` in a Hugging Face folder."""
+    """Return the model config that `config.json` in a Hugging Face folder describes."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())

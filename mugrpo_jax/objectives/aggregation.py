@@ -24,16 +24,16 @@ AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "cons
 
 
 def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -> Any:
-    """Return the number by which the sum over tokens is divided, from the response mask of a whole update.
+    """Return the number by which the sum over tokens is divided.
 
-    Rows without a response token are padding and are not counted. A NumPy mask gives a NumPy scalar, a JAX
-    mask a JAX scalar. If an update is split into parts, the denominators of the parts add up to the whole.
+    Pass the response mask of a whole update, or add up the denominators of its parts. Rows without a response
+    token are padding and are not counted. A NumPy mask gives a NumPy scalar, a JAX mask a JAX scalar.
 
     Args:
       mask: `[B, T]`, non-zero on response tokens.
       aggregation: one of `AGGREGATIONS`.
-      max_length: L_max, the maximum number of tokens in a response, for `constant` only. It has no default,
-        because a micro-batch may be padded to a smaller width than L_max.
+      max_length: L_max, the maximum number of tokens in a response. `constant` requires it, because the
+        width of a padded micro-batch may be smaller. The other aggregations do not use it.
 
     >>> import numpy as np
     >>> mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])

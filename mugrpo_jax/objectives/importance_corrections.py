@@ -69,7 +69,7 @@ def mis_mask(
 def icepop_mask(
     log_ratio: ArrayLike, mask: ArrayLike, *, low: ArrayLike = 0.5, high: ArrayLike = 5.0
 ) -> jax.Array:
-    """Return IcePop's mask, which keeps tokens with a ratio in `[low, high]`: `[0.5, 5]` (arXiv 2510.18855).
+    """Return IcePop's mask: True on response tokens with a ratio in `[low, high]` (arXiv 2510.18855).
 
     >>> icepop_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5, 5.5]])), jnp.ones((1, 4))).tolist()
     [[False, True, True, False]]

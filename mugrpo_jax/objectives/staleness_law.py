@@ -6,10 +6,10 @@ The law says that a run is stable if
 
 η is the learning rate. S is the largest age of a rollout in updates (µ for a run with stages), T the number
 of updates. G is the size of an update per unit of learning rate. R_batch is the largest drift within a stage
-at which training is still stable, R_crit the drift since the start at which a run collapses. Two constants:
+at which training is still stable, R_crit the drift since the start at which a run collapses. The code uses two constants:
 
-    stale    R_batch / G   the largest S · η
-    horizon  R_crit / G    the largest T · η, also t_collapse · η
+    stale    R_batch / G   the largest stable S · η
+    horizon  R_crit / G    the largest stable T · η; a run collapses at update horizon / η
 
 The constants differ between methods. `UNPROTECTED_GRPO` has the values reported for GRPO on Llama-3.2-1B
 and 3B. µ-GRPO is stable far above these values (S · η near 1e-3), so measure or fit the constants for your

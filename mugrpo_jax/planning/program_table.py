@@ -1,4 +1,4 @@
-"""Convert compiled programs to a text table and to dicts for JSON."""
+"""Show memory and costs of compiled programs as a text table, or as dicts for JSON."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
 
 
 def _on_all_hosts(mesh: Mesh) -> Mesh:
-    """Return the union of all hosts' sampling meshes as one mesh."""
+    """Extend this host's sampling mesh to one mesh over the devices of all hosts."""
     if jax.process_count() == 1:
         return mesh
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))

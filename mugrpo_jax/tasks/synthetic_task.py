@@ -21,10 +21,10 @@ _MOST_DRAWS = 2000  # after 2000 draws without a new problem we assume that ther
 
 
 def generated_task(name: str, draw: Draw, reward: str, *, seed: int, train: int, test: int) -> Task:
-    """Make a task with `train` training problems and `test` test problems.
+    """Make a task with `train` training problems and `test` test problems, drawn by `draw`.
 
-    A training problem is drawn whenever it is read, and training problems may repeat. All test problems are
-    drawn now, and all are different.
+    A problem depends only on the seed and its index. Training problems are drawn when they are read, and two
+    of them may be equal. The test problems are drawn in this call, and all are different.
     """
     check_integer(name, "train", train, 0, sys.maxsize)
     check_integer(name, "test", test, 0, sys.maxsize)

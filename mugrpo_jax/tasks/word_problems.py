@@ -73,7 +73,7 @@ def word_problems(
 
 
 def _story(rng: random.Random, count: int) -> tuple[list[_Step], str]:
-    """Draw `count` steps and a question. Start again if a drawn step is impossible with the numbers."""
+    """Draw `count` steps and a question; discard a story in which a step is impossible, and draw again."""
     while True:
         name, friend = rng.sample(NAMES, 2)
         scene = _Scene(name, friend, rng.choice(ITEMS), rng.choice(BOXES), rng.choice(PLACES))
