@@ -97,9 +97,9 @@ class Watcher:
         return len(self._client.key_value_dir_get(f"{ending}/")) == jax.process_count()
 
     def _wait_for_failure(self) -> str | None:
-        """Wait up to `_ROUND_S` seconds for the error message of a failing host; return None if there is none.
+        """Wait up to `_ROUND_S` seconds for the error message of a failing host; return None if none comes.
 
-        The wait must block: if process 0 dies, JAX soon ends this process, and polling could miss the message.
+        The wait must block: if process 0 dies, JAX soon ends this process; polling could miss the message.
         """
         try:
             return self._client.blocking_key_value_get(f"{_NEWS}/failed", int(1000 * _ROUND_S))

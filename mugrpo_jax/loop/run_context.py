@@ -72,7 +72,7 @@ class RunContext:
 
     @functools.cached_property
     def request_thread(self) -> ThreadPoolExecutor:
-        """The thread that prepares the sampling requests of the next stage during the updates of this stage."""
+        """The thread that prepares the sampling requests of the next stage while this one is trained on."""
         thread = ThreadPoolExecutor(1, "requests")
         self.resources.callback(thread.shutdown, cancel_futures=True)
         return thread

@@ -6,7 +6,8 @@ The law says that a run is stable if
 
 η is the learning rate. S is the largest age of a rollout in updates (µ for a run with stages), T the number
 of updates. G is the size of an update per unit of learning rate. R_batch is the largest drift within a stage
-at which training is still stable, R_crit the drift since the start at which a run collapses. The code uses two constants:
+at which training is still stable, R_crit the drift since the start at which a run collapses. The code uses
+two constants:
 
     stale    R_batch / G   the largest stable S · η
     horizon  R_crit / G    the largest stable T · η; a run collapses at update horizon / η

@@ -171,7 +171,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return the text of each token; of several tokens that form one character, the last gets the character."""
+    """Return the text of each token; if several tokens form one character, the last one gets it."""
     found, start = [], 0
     for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[start:end])

@@ -147,7 +147,7 @@ def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
 
 
 def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
-    """Distribute rows to the devices, up to the first row that fits nowhere; return them and the rows left."""
+    """Distribute rows to devices, up to the first row that fits nowhere; return them and the rows left."""
     groups = buckets.groups
     taken: list[list[Row]] = [[] for _ in range(groups)]
     filled = [0] * groups
