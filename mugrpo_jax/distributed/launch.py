@@ -53,7 +53,7 @@ def hosts(
     except (ValueError, OSError) as error:
         watcher.fail(" ".join(str(error).split()))
     except BaseException as error:
-        # Most likely another host is gone. Then the watcher says so and ends this process while we wait.
+        # Most likely another host is gone. Then the watcher reports it and ends this process while we wait.
         if isinstance(error, jax.errors.JaxRuntimeError):
             watcher.thread.join(timeout_s + 10)
         traceback.print_exc()

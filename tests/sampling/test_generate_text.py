@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from mugrpo_jax.evaluation.benchmarks import benchmark
 from mugrpo_jax.models.io.loading import load_model
-from mugrpo_jax.sampling import SamplingSettings, generate, generate_file, make_request, request_seeds
-from mugrpo_jax.sampling.requests import NO_RUN
+from mugrpo_jax.sampling import generate, generate_file, request_seeds, requests
+from mugrpo_jax.tasks import load_task
 
 SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}
 
@@ -131,8 +132,17 @@ def test_a_missing_folder_of_the_output_is_named(tmp_path):
         generate_file("tiny", prompts, tmp_path / "no" / "out.jsonl", progress=False)
 
 
-def test_prompts_of_no_run_share_no_seed_with_the_stages_of_a_run():
+def test_prompts_of_no_run_share_no_seed_with_the_stages_of_a_run(tmp_path, monkeypatch):
     run = {tuple(request_seeds(0, stage, index, samples=2)) for stage in range(4) for index in range(8)}
-    settings = SamplingSettings(samples=2)
-    outside = {tuple(make_request([1], settings, NO_RUN, i, stop=[2]).seeds) for i in range(8)}
-    assert len(run) == 32 and len(outside) == 8 and not run & outside
+    seeds = []
+
+    def spy(*path, samples):
+        found = request_seeds(*path, samples=samples)
+        seeds.append(tuple(found))
+        return found
+
+    monkeypatch.setattr(requests, "request_seeds", spy)
+    generate("tiny", ["1+1=", "2+2="], samples=2, max_tokens=1, progress=False)
+    task = load_task("arithmetic", difficulty=1, train=1, test=2)
+    list(benchmark("tiny", {tmp_path / "out.jsonl": task}, samples=2, max_tokens=1))
+    assert len(run) == 32 and len(seeds) == 4 and not run & set(seeds)

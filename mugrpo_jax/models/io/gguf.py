@@ -237,7 +237,7 @@ def _open(path: Path) -> "gguf.GGUFReader":
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"data is needed beyond its {len(self.data)} bytes")
             if isinstance(self.data, np.memmap):  # slicing a plain array is faster
-                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+                self.data = self.data.view(np.ndarray)  # type: ignore[assignment]  # declared a memmap
             return super()._get(offset, dtype, count, override_order)
 
     try:
