@@ -78,7 +78,8 @@ class TaskSection(Section):
     """Where the problems come from and how responses are scored."""
 
     name: str = setting(
-        "arithmetic", "a generator (arithmetic, word_problems, countdown), a preset, or a source"
+        "arithmetic",
+        "a generator (arithmetic, word_problems, countdown, chains, multiplication), a preset, or a source",
     )
     options: dict[str, Any] = setting({}, "options of the task")
     reward: str | None = setting(None, "math, exact, or your own module:function; null: the task's reward")

@@ -4,8 +4,8 @@ A `Problem` is a prompt with its answer. A `Task` has training problems, test pr
 reward. A reward is a function `reward(response, problem)` that returns a number, usually 1.0 for a right
 answer and 0.0 for a wrong answer. A `Scorer` calls the reward, in worker processes if the reward may be slow.
 
-`load_task(name, **options)` makes a task: from a generator (`arithmetic`, `word_problems`, `countdown`), from
-a known dataset (`PRESETS`), or from your own files (`dataset`). No module in this package imports jax,
+`load_task(name, **options)` makes a task: from a generator (a key of `GENERATORS`), from a known dataset
+(`PRESETS`), or from your own files (`dataset`). No module in this package imports jax,
 because the worker processes must start fast.
 """
 
@@ -20,6 +20,7 @@ from mugrpo_jax.tasks.arithmetic import arithmetic as arithmetic
 from mugrpo_jax.tasks.benchmark_presets import PRESETS as PRESETS
 from mugrpo_jax.tasks.benchmark_presets import Preset as Preset
 from mugrpo_jax.tasks.benchmark_presets import preset_task as preset_task
+from mugrpo_jax.tasks.chains import chains as chains
 from mugrpo_jax.tasks.countdown import countdown as countdown
 from mugrpo_jax.tasks.countdown import countdown_reward as countdown_reward
 from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expression
@@ -30,6 +31,7 @@ from mugrpo_jax.tasks.dataset_files import load_problems as load_problems
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
+from mugrpo_jax.tasks.multiplication import multiplication as multiplication
 from mugrpo_jax.tasks.rewards import ANSWER_READERS as ANSWER_READERS
 from mugrpo_jax.tasks.rewards import REWARDS as REWARDS
 from mugrpo_jax.tasks.rewards import arithmetic_reward as arithmetic_reward
@@ -49,7 +51,13 @@ from mugrpo_jax.tasks.task import Task as Task
 from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 
 GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
-    {"arithmetic": arithmetic, "word_problems": word_problems, "countdown": countdown}
+    {
+        "arithmetic": arithmetic,
+        "word_problems": word_problems,
+        "countdown": countdown,
+        "chains": chains,
+        "multiplication": multiplication,
+    }
 )
 
 
@@ -62,7 +70,7 @@ def load_task(name: str, **options: Any) -> Task:
     'arithmetic'
     >>> load_task("arithmetics")
     Traceback (most recent call last):
-    ValueError: task is 'arithmetics'; possible: arithmetic, word_problems, countdown, dataset, gsm8k, ...
+    ValueError: task is 'arithmetics'; possible: arithmetic, word_problems, countdown, chains, ...
     """
     return task_maker(name, options)(**options)
 

@@ -15,13 +15,19 @@ from mugrpo_jax.tasks import (
     load_task,
 )
 
-DIFFICULTIES = {"arithmetic": (2, 3, 5), "word_problems": (1, 2, 3, 4), "countdown": (2, 3, 4, 6)}
+DIFFICULTIES = {
+    "arithmetic": (2, 3, 5),
+    "word_problems": (1, 2, 3, 4),
+    "countdown": (2, 3, 4, 6),
+    "chains": (4, 24),
+    "multiplication": (3, 5),
+}
 CASES = [(name, difficulty) for name, levels in DIFFICULTIES.items() for difficulty in levels]
 
 
 def key_of(name: str, problem: Problem) -> str:
     """A key for what a problem asks, from its text and independent of the generator's key."""
-    if name == "arithmetic":
+    if name in ("arithmetic", "multiplication"):
         return " ".join(sorted(re.findall(r"\d+", problem.prompt)))
     if name == "countdown":
         return problem.answer
@@ -87,6 +93,43 @@ def test_arithmetic_uses_its_alphabet_and_fixed_widths():
         assert all(sum(map(int, step[:-3].split("+"))) == int(step[-2:]) for step in steps)
 
 
+def test_every_line_of_a_chain_follows_from_the_line_before():
+    for p in load_task("chains", difficulty=12, train=200, test=5).train:
+        first, *rest = re.findall(r"\d+", p.prompt)
+        *lines, final = p.solution.split("\n")
+        assert len(lines) == len(rest) == 12 and final == f"#### {p.answer}"
+        total = int(first)
+        for line, number in zip(lines, rest):
+            left, right = line.split(" = ")
+            assert left.split()[0] == str(total) and left.split()[2] == number
+            total = int(right)
+            assert evaluate_expression(left)[0] == total and 0 <= total < 1000
+        assert total == int(p.answer)
+
+
+def test_every_step_of_a_long_multiplication_is_right_and_every_row_is_added():
+    for p in load_task("multiplication", difficulty=4, train=100, test=5).train:
+        a, b = map(int, re.findall(r"\d+", p.prompt))
+        *lines, final = p.solution.split("\n")
+        assert len(lines) == 4 + 3 and final == f"#### {a * b}"
+        for line in lines:
+            question, work = line.split(": ")
+            steps, result = work.split(";")
+            assert evaluate_expression(question)[0] == int(result)
+            for left, right in (step.split("=") for step in steps.split(",")):
+                assert evaluate_expression(left)[0] == int(right)
+        assert 300 <= len(p.solution) <= 1000
+
+
+@pytest.mark.parametrize(("name", "slips", "right"), [("chains", 0.03, 0.5), ("multiplication", 0.05, 0.2)])
+def test_a_careless_teacher_is_wrong_as_often_as_asked_and_answers_stay_right(name, slips, right):
+    problems = load_task(name, slips=slips, train=300, test=2).train
+    scores = [REWARDS["math"](p.solution, p) for p in problems]
+    assert abs(sum(scores) / 300 - right) < 0.1
+    for p in problems:
+        assert evaluate_expression(p.prompt.split(":")[1])[0] == int(p.answer)
+
+
 @pytest.mark.parametrize("steps", (1, 2, 3, 4))
 def test_word_problems_have_as_many_steps_as_asked_and_every_step_is_right(steps):
     problems = list(load_task("word_problems", difficulty=steps, train=300, test=5).train)
@@ -139,7 +182,8 @@ def test_countdown_uses_each_number_once_and_evaluates_nothing_else():
         ("countdown", {"difficulty": True}, "countdown: difficulty is True"),
         ("countdown", {"train": -1}, "countdown: train is -1; possible: a whole number not below 0"),
         ("arithmetic", {"digits": 3}, "task 'arithmetic' has no option 'digits'; possible: seed, difficulty"),
-        ("gsm", {}, "task is 'gsm'; possible: arithmetic, word_problems, countdown, dataset, gsm8k"),
+        ("chains", {"slips": 5}, "chains: slips is 5; possible: a number from 0 to 1"),
+        ("gsm", {}, "task is 'gsm'; possible: arithmetic, word_problems, countdown, chains, multiplication"),
     ],
 )
 def test_bad_settings_are_one_clear_line(name, options, message):
