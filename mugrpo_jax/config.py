@@ -123,6 +123,11 @@ class BatchSection(Section):
     )
     length_multiple: int = setting(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = setting(False, "compute each prompt once per micro-batch, not once per response")
+    statistics: Literal["update", "micro_batch"] = setting(
+        "update",
+        "where P3O, M2PO and BAPO take their batch statistics from: `update` gives the same gradient for any "
+        "split into micro-batches and costs one more forward pass; `micro_batch` costs nothing",
+    )
     equal_groups: Literal["keep", "skip", "drop"] = setting(
         "keep",
         "prompts whose responses all have the same reward, and so no gradient: `keep` computes them anyway; "

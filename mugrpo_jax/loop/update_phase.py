@@ -10,6 +10,7 @@ from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import RolloutFolder, UpdateStream
 from mugrpo_jax.runs import progress
+from mugrpo_jax.setup.sizes import update_statistics
 from mugrpo_jax.training import Cursor, TrainState
 
 
@@ -58,6 +59,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
             run.setup.mesh,
             run.setup.step_options(),
             state=state,
+            statistics=update_statistics(run.config),
         )
     return run.step
 

@@ -38,7 +38,7 @@ Objectives that take the minimum of a clipped and an unclipped term, as PPO does
 **An update in parts.** Compute the `denominator` of the whole update with the function of that name, and pass
 it to every call. Then the losses and gradients of the micro-batches add up to those of the whole update, and
 `combine_metrics` combines their metrics. M2PO, P3O and BAPO take a statistic from the batch; see
-`mugrpo_jax.objectives.batch_bound_losses` for how to share it between micro-batches.
+`mugrpo_jax.objectives.batch_statistics` for how to share it between micro-batches.
 
 **By subject**: the losses are in the files that end in `_loss` or `_losses`. Beside them are `veto`,
 `importance_corrections`, `advantages`, `aggregation`, `kl`, `ess`, `diagnostics`, `metrics`, `staleness_law`
@@ -49,6 +49,7 @@ from mugrpo_jax.objectives._objective import Objective
 from mugrpo_jax.objectives.advantages import ADVANTAGE_KINDS, equal_groups, group_advantages, overlong_penalty
 from mugrpo_jax.objectives.aggregation import AGGREGATIONS, denominator
 from mugrpo_jax.objectives.batch_bound_losses import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound
+from mugrpo_jax.objectives.batch_statistics import STATISTICS, Statistics
 from mugrpo_jax.objectives.clipped_losses import dapo, decoupled_ppo, dr_grpo, grpo
 from mugrpo_jax.objectives.diagnostics import diagnostics
 from mugrpo_jax.objectives.dppo_loss import DIVERGENCES, dppo
@@ -98,6 +99,7 @@ __all__ = [
     "KL_ESTIMATORS",
     "M2PO_FORMS",
     "OBJECTIVES",
+    "STATISTICS",
     "UNPROTECTED_GRPO",
     "VETO_SCOPES",
     "FinishedRun",
@@ -106,6 +108,7 @@ __all__ = [
     "ObjectiveConfig",
     "StalenessConstants",
     "StalenessFit",
+    "Statistics",
     "bapo",
     "bapo_bounds",
     "binding_constraint",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from mugrpo_jax.objectives._checks import check_choice
 from mugrpo_jax.objectives._objective import Objective
 from mugrpo_jax.objectives.batch_bound_losses import bapo, m2po
+from mugrpo_jax.objectives.batch_statistics import STATISTICS, Statistics
 from mugrpo_jax.objectives.clipped_losses import dapo, decoupled_ppo, dr_grpo, grpo
 from mugrpo_jax.objectives.dppo_loss import dppo
 from mugrpo_jax.objectives.mu_grpo_loss import mu_grpo
@@ -113,6 +114,18 @@ class ObjectiveConfig:
     def build(self) -> Objective:
         """Return the objective with these knobs, a function that is called like any objective."""
         return functools.partial(OBJECTIVES[self.name], **self.knobs)
+
+    def statistics(self) -> Statistics | None:
+        """Return the function that computes the batch statistics of this objective; None if it has none.
+
+        >>> batch = [jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]]), jnp.array([1.0]), jnp.ones((1, 6))]
+        >>> round(float(ObjectiveConfig("m2po").statistics()(*batch)["log_bound"]), 3)
+        0.2
+        >>> ObjectiveConfig("grpo").statistics() is None
+        True
+        """
+        found = STATISTICS.get(self.name)
+        return None if found is None else functools.partial(found, **self.settings)
 
 
 def _defaults(function: Objective) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class CompiledPlan:
     """A run compiled for a topology. `print(plan)` shows its memory, cost and estimated times.
 
     Attributes:
-      programs: the compiled programs: update, optimizer, prefill and decode.
+      programs: the compiled programs: update, statistics, optimizer, prefill and decode.
       assumed: the assumptions of the time estimates.
       proposal: config overrides with which the run fits; None if it already fits or none were found.
     """
@@ -93,7 +93,9 @@ class CompiledPlan:
         prompt, response = config.sampling.max_prompt_tokens, config.sampling.max_response_tokens
         mean = math.ceil(assumed.prompt * prompt + assumed.response * response)
         micro_batches = -(-run.rows_per_update * mean // run.buckets.sizes(run.buckets.lengths[-1])[0].tokens)
-        update_s = micro_batches * update.overlapped + optimizer.overlapped
+        statistics = self.call_time(self.program("statistics")) if micro_batches > 1 else None
+        forward = statistics.overlapped if statistics else 0.0
+        update_s = micro_batches * (update.overlapped + forward) + optimizer.overlapped
         unread = 0.5 * sampler.cache_bytes / (bandwidth * assumed.memory)
         step_s = max(step.added - unread, step.compute)
         prefill = self.call_time(self.program("prefill"))

@@ -25,7 +25,7 @@ from mugrpo_jax.planning.run_plan import RunPlan, abstract_state, bytes_on_devic
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
-from mugrpo_jax.setup.sizes import step_options, update_buckets
+from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
 
 # The naive packer skips the search for fast machine code. The search takes most of the compile time and
 # changes neither the memory nor the collectives.
@@ -60,7 +60,7 @@ class CompiledProgram:
 
     @property
     def kind(self) -> str:
-        """Return `update`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `statistics`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
     def fits(self, chip: Chip) -> bool:
@@ -78,7 +78,7 @@ class Program:
 
     @property
     def kind(self) -> str:
-        """Return `update`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `statistics`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
 
@@ -140,7 +140,13 @@ class UpdatePrograms:
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, decoder)
         self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
-            decoder, config.objective.build(), optimizer, mesh, step_options(config), state=self.state
+            decoder,
+            config.objective.build(),
+            optimizer,
+            mesh,
+            step_options(config),
+            state=self.state,
+            statistics=update_statistics(config),
         )
 
     @property
@@ -149,28 +155,58 @@ class UpdatePrograms:
         return bytes_on_device(self.state)
 
     def programs(self) -> Iterator[Program]:
-        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer step."""
+        """Yield the gradient programs for the largest micro-batch shapes, and the optimizer step.
+
+        If the objective takes statistics from the whole update, also yield the programs that compute them.
+        """
         buckets = update_buckets(self.config, self.mesh)
-        for shape in largest_shapes(buckets):
+        shapes = largest_shapes(buckets)
+        for shape in shapes:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
                 self.state_bytes,
                 functools.partial(self.accumulate, shape, buckets.groups),
             )
+        yield from self._statistics_programs(shapes, buckets.groups)
         yield Program("optimizer", 0, self.apply)
+
+    def _statistics_programs(self, shapes: Sequence[Shape], groups: int) -> Iterator[Program]:
+        statistics, compute = self.step.statistics, self._compute()
+        if statistics is None:
+            return
+        resident = self.state_bytes + bytes_on_device(self.state.params)  # the gradient is already there
+        for shape in shapes:
+            yield Program(
+                f"statistics {shape.tokens:,} tokens in rows of {shape.length}",
+                resident,
+                functools.partial(statistics.lower_forward, compute, self._batch(shape, groups)),
+            )
+        rows = self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
+        longest = max(shapes, key=lambda shape: shape.length)
+        capacity = statistics.capacity([longest[:2]] * -(-rows * longest.length // longest.tokens))
+        yield Program(
+            f"statistics of {groups * capacity:,} log-ratios",
+            resident + bytes_on_device(compute),
+            functools.partial(statistics.lower_finish, capacity),
+        )
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
         """Lower `UpdateStep.accumulate` for a micro-batch shape that `groups` devices split."""
+        return self.step.lower_accumulate(self._compute(), self.state.params, self._batch(shape, groups))
+
+    def _batch(self, shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
         split = batch_sharding(self.mesh)
-        batch = {
+        return {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
             for name, leaf in abstract_micro_batch(shape, groups).items()
         }
+
+    def _compute(self) -> Any:
+        """Return the abstract weights in the compute dtype."""
         dtype = jnp.dtype(self.config.model.compute_dtype)
-        compute = jax.tree.map(
+        return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), self.state.params
         )
-        return self.step.lower_accumulate(compute, self.state.params, batch)
 
     def apply(self) -> Any:
         """Lower `UpdateStep.apply`."""

@@ -43,7 +43,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
         while devices % tensor == 0:
             yield (*steps, f"mesh.sampling_tensor={tensor}")
             tensor *= 2
-    if large & {"update", "optimizer"}:
+    if large & {"update", "statistics", "optimizer"}:
         if config.model.remat != "full":
             steps.append("model.remat=full")
             yield tuple(steps)

@@ -17,7 +17,7 @@ from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
-from mugrpo_jax.setup.sizes import sampler_plan, update_buckets
+from mugrpo_jax.setup.sizes import sampler_plan, update_buckets, update_statistics
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 
@@ -163,11 +163,13 @@ class RunPlan:
 
     def _update(self) -> str:
         batch = self.config.batch
+        pooled = self.most_micro_batches > 1 and update_statistics(self.config) is not None
+        forward = "; one more forward pass for the statistics of the objective" if pooled else ""
         left_out = "" if batch.equal_groups == "keep" else "; groups with equal rewards are left out"
         return (
             f"{batch.prompts_per_update} prompts × {batch.responses_per_prompt} responses "
             f"= {_count(self.rows_per_update, 'response')} in at most "
-            f"{_count(self.most_micro_batches, 'micro-batch', 'micro-batches')}{left_out}"
+            f"{_count(self.most_micro_batches, 'micro-batch', 'micro-batches')}{left_out}{forward}"
         )
 
     def _work(self, stages: int) -> str:

@@ -5,6 +5,7 @@ from jax.sharding import Mesh
 
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.objectives import Statistics
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import SamplerPlan, SamplingSettings, plan_sampler
 from mugrpo_jax.setup.devices import sampling_mesh
@@ -21,6 +22,11 @@ def step_options(config: RunConfig) -> StepOptions:
         attention=config.model.attention,
         share_prompts=config.batch.share_prompts,
     )
+
+
+def update_statistics(config: RunConfig) -> Statistics | None:
+    """Return the statistics that the objective takes from the whole update; None if it takes none."""
+    return config.objective.statistics() if config.batch.statistics == "update" else None
 
 
 def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:

@@ -2,7 +2,8 @@
 
 An update step calls three jitted programs. `prepare` casts the weights and makes a zero gradient. For each
 micro-batch, `accumulate` adds a gradient; it is compiled once per micro-batch shape. `apply` calls the
-optimizer. `accumulate` and `apply` donate the arrays that they replace.
+optimizer. `accumulate` and `apply` donate the arrays that they replace. If the objective takes statistics
+from the whole update, `UpdateStatistics` computes these before the first `accumulate`.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from mugrpo_jax.models import Model, Packing, SharedPacking, cast, token_logprob
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
 from mugrpo_jax.training.state import TrainState, state_sharding
+from mugrpo_jax.training.update_statistics import UpdateStatistics
 
 Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 
@@ -45,8 +47,9 @@ class StepOptions:
 class UpdateStep:
     """Call `state, metrics = step(state, update)` to make one update.
 
-    The `state` of the constructor may be abstract, because only its shapes are used. `diagnose=True` adds
-    `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    The `state` of the constructor may be abstract, because only its shapes are used. `statistics` computes
+    batch statistics of the objective from the whole update; without it, the objective computes them from each
+    micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
     """
 
     def __init__(
@@ -58,9 +61,12 @@ class UpdateStep:
         options: StepOptions,
         *,
         state: TrainState,
+        statistics: objectives.Statistics | None = None,
         diagnose: bool = True,
     ) -> None:
         self.mesh = mesh
+        logp = functools.partial(_logp, model, options)
+        self.statistics = None if statistics is None else UpdateStatistics(logp, statistics, mesh)
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
         loss = functools.partial(_loss, model, objective, options, diagnose)
@@ -90,23 +96,29 @@ class UpdateStep:
         """Compute the float32 gradient of the whole update, and the objective's metrics."""
         with jax.set_mesh(self.mesh):
             compute, gradient, metrics = self.prepare(state.params, names=self._metric_names(state, update))
-            for batch in self.place(update.micro_batches):
+            batches, statistics = self.place(update.micro_batches), {}
+            # The statistics of an only micro-batch are those of the update; the objective computes them.
+            if self.statistics is not None and len(update.micro_batches) > 1:
+                batches = list(batches)
+                statistics = self.statistics(compute, batches)
+            for batch in batches:
                 gradient, metrics = self.accumulate(
-                    compute, gradient, metrics, batch, np.float32(update.denominator)
+                    compute, gradient, metrics, batch, np.float32(update.denominator), statistics
                 )
         return gradient, metrics
 
     def lower_accumulate(self, compute: Any, gradient: Any, batch: dict[str, Any]) -> Any:
         """Lower `accumulate` for abstract arrays, so that the caller can compile it ahead of time."""
         with jax.set_mesh(self.mesh):
-            names = jax.eval_shape(self._loss, compute, batch, np.float32(1))[1]
+            statistics = {} if self.statistics is None else self.statistics.abstract()
+            names = jax.eval_shape(self._loss, compute, batch, np.float32(1), statistics)[1]
             metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
-            return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1))
+            return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1), statistics)
 
     def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
         """Return the names of the objective's metrics. The first call traces the loss to find them."""
         if self._names is None:
-            shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1))[1]
+            shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1), {})[1]
             self._names = tuple(shapes)
         return self._names
 
@@ -123,15 +135,8 @@ class UpdateStep:
                 }
 
 
-def _loss(
-    model: Model,
-    objective: Objective,
-    options: StepOptions,
-    diagnose: bool,
-    params: Any,
-    batch: dict[str, jax.Array],
-    denominator: jax.Array,
-) -> tuple[jax.Array, objectives.Metrics]:
+def _logp(model: Model, options: StepOptions, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    """Return the log-probs of the tokens of a micro-batch, `[rows, length]`."""
     packing = None
     if "packed_from" in batch:
         kind = SharedPacking if options.share_prompts else Packing
@@ -147,8 +152,22 @@ def _loss(
         scan=options.scan,
         backend=options.attention,
     )
+    return logp
+
+
+def _loss(
+    model: Model,
+    objective: Objective,
+    options: StepOptions,
+    diagnose: bool,
+    params: Any,
+    batch: dict[str, jax.Array],
+    denominator: jax.Array,
+    statistics: dict[str, Any],
+) -> tuple[jax.Array, objectives.Metrics]:
+    logp = _logp(model, options, params, batch)
     inputs = (logp, batch["behavior_logp"], batch["advantages"], batch["mask"])
-    loss, metrics = objective(*inputs, denominator=denominator)
+    loss, metrics = objective(*inputs, denominator=denominator, **statistics)
     if diagnose:
         metrics = objectives.diagnostics(*inputs) | metrics
         gap = jnp.abs(logp - batch["behavior_logp"]) * (batch["mask"] != 0)
@@ -158,9 +177,15 @@ def _loss(
 
 
 def _accumulate(
-    loss: Any, compute: Any, gradient: Any, metrics: objectives.Metrics, batch: Any, denominator: jax.Array
+    loss: Any,
+    compute: Any,
+    gradient: Any,
+    metrics: objectives.Metrics,
+    batch: Any,
+    denominator: jax.Array,
+    statistics: dict[str, Any],
 ) -> tuple[Any, objectives.Metrics]:
-    part, found = jax.grad(loss, has_aux=True)(compute, batch, denominator)
+    part, found = jax.grad(loss, has_aux=True)(compute, batch, denominator, statistics)
     gradient = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), gradient, part)
     return gradient, objectives.combine_metrics([metrics, found])
 

@@ -27,7 +27,7 @@ from mugrpo_jax.planning import (
 )
 from mugrpo_jax.planning.call_time import call_time
 from mugrpo_jax.planning.program_cost import HloProgram
-from mugrpo_jax.planning.programs import largest_shapes
+from mugrpo_jax.planning.programs import compile_program, largest_shapes, programs_of
 from mugrpo_jax.planning.proposal import candidates, nearest_fit
 from mugrpo_jax.rollouts import plan_buckets
 
@@ -280,6 +280,30 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
     matrices = plan.run.model.num_params * 6 * 512 / 8
     assert 0.8 * matrices < update.cost.flops < 1.8 * matrices
     assert plan.estimate() is None  # a CPU has no published peak
+
+
+def test_statistics_of_the_update_are_programs_of_the_plan_and_take_time(plan, config):
+    m2po = configs.changed(config, ["objective.name=m2po"])
+    run = dataclasses.replace(plan.run, config=m2po)
+    planned = [program for program in programs_of(run) if program.kind == "statistics"]
+    # 64 rows of 32 tokens are four micro-batches of 32 padded rows, so 4 · 32 · 32 log-ratios.
+    assert [program.name for program in planned] == [
+        "statistics 512 tokens in rows of 32",
+        "statistics of 4,096 log-ratios",
+    ]
+    forward, finish = (compile_program(program, plan.topology) for program in planned)
+    update = plan.programs[0]
+    assert 0.2 * update.cost.flops < forward.cost.flops < 0.5 * update.cost.flops
+    assert forward.peak <= update.peak and finish.cost.flops == 0
+    assert set(finish.cost.by_kind()) == {"all-reduce"}  # the buffer stays where it is
+    fast = dataclasses.replace(plan, topology=dataclasses.replace(plan.topology, chip=CHIPS["v5e"]))
+    longer = dataclasses.replace(fast, run=run, programs=(*plan.programs, forward, finish))
+    # An update has 64 rows of 12 tokens on average: two micro-batches.
+    added = longer.estimate().update - fast.estimate().update
+    assert added == pytest.approx(2 * longer.call_time(forward).overlapped)
+    assert "one more forward pass" in str(run) and "forward pass" not in str(plan.run)
+    apart = dataclasses.replace(run, config=configs.changed(m2po, ["batch.statistics=micro_batch"]))
+    assert not [program for program in programs_of(apart) if program.kind == "statistics"]
 
 
 def test_a_plan_is_text_and_json(plan):
