@@ -12,7 +12,6 @@ chip are known.
 
 import argparse
 import dataclasses
-import functools
 import json
 import subprocess
 import sys
@@ -141,10 +140,9 @@ def update(case: Case, topology: Topology) -> tuple[dict[str, Any], dict[str, An
     both = None if gradient is None or apply is None else 2 * gradient.overlapped + apply.overlapped
     predicted = {"peak": max(program.peak for program in compiled), "update": both}
 
-    decoder, params = models.create(model)
+    decoder, params = models.create(model, mesh=mesh)
     optimizer = training.make_optimizer(config.optimizer, 1, decoder)
-    make = functools.partial(training.init_state, optimizer=optimizer, track_drift=False)
-    state = jax.jit(make, donate_argnums=0)(params)
+    state = training.make_state(params, optimizer, mesh, decoder, track_drift=False)
     step = training.UpdateStep(
         decoder, config.objective.build(), optimizer, mesh, step_options(config), state=state
     )

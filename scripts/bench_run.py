@@ -119,13 +119,13 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
 
 def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.TrainState]:
     """The update step of a run and its first state."""
-    model, params = models.create(case.bare.model)
+    mesh = models.make_mesh(devices=jax.devices()[:1])
+    model, params = models.create(case.bare.model, mesh=mesh)
     optimizer = training.make_optimizer(OptimizerSection(), case.updates, model)
     options = training.StepOptions(
         compute_dtype=case.dtype, remat=case.bare.remat, scan=case.bare.scan, share_prompts=share
     )
-    state = training.init_state(params, optimizer, track_drift=True)
-    mesh = models.make_mesh(devices=jax.devices()[:1])
+    state = training.make_state(params, optimizer, mesh, model, track_drift=True)
     return training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state), state
 
 

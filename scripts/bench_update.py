@@ -107,10 +107,8 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
     model, params = models.create(case.model)
     optimizer = training.make_optimizer(OptimizerSection(), 1, model)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
-    state = jax.eval_shape(
-        functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params
-    )
     mesh = models.make_mesh(devices=jax.devices()[:1])
+    state = training.abstract_state(optimizer, mesh, model, track_drift=False)
     step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
     micro = [batch(case, i) for i in range(case.rows // case.micro_rows)]
     update = Update(tuple(micro), float(sum(b["mask"].sum() for b in micro)), {})

@@ -13,18 +13,24 @@ def add(commands: shared.Commands) -> None:
         "export",
         run,
         help="write a run's checkpoint as a Hugging Face folder",
-        more="`transformers` can load the folder.",
+        more="`transformers` can load the folder. One process is enough, also for a run of several hosts; "
+        "if the weights do not fit on its devices, start the command on several hosts.",
         example="mugrpo export runs/first models/first --best --dtype bfloat16",
     )
     shared.add_source_run(parser)
     parser.add_argument("out", type=Path, help="the folder to write")
     shared.add_checkpoint(parser)
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32, as trained)")
+    shared.add_hosts(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo export` with the parsed arguments."""
+    from mugrpo_jax.runs import progress
     from mugrpo_jax.setup.trained_model import export
 
-    export(arguments.source, arguments.out, step=arguments.step, best=arguments.best, dtype=arguments.dtype)
-    print(f"{arguments.out}: written")
+    with shared.join_hosts(arguments):
+        export(
+            arguments.source, arguments.out, step=arguments.step, best=arguments.best, dtype=arguments.dtype
+        )
+        progress.say(f"{arguments.out}: written")

@@ -1,12 +1,9 @@
 """Start or resume a run, and save checkpoints."""
 
-import jax
-
 from mugrpo_jax import training
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.warm_start import warm_started_weights
-from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.stop import Stopped
 from mugrpo_jax.training import Cursor, TrainState
@@ -14,26 +11,27 @@ from mugrpo_jax.training import Cursor, TrainState
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
     """Return the state and cursor of the newest checkpoint, or those of a new run if there is none."""
-    make = jax.jit(
-        lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
-    )
-    abstract = jax.eval_shape(make, run.params)
-    shardings = training.state_sharding(run.setup.mesh, run.setup.model, abstract)
-    targets = placed(abstract, shardings)
+    setup, config = run.setup, run.config
+    targets = training.abstract_state(run.optimizer, setup.mesh, setup.model, track_drift=config.track_drift)
     if run.checkpoints.latest() is not None:
+        run.params = None  # the checkpoint contains the weights, and the devices need the memory
         state, cursor = run.checkpoints.restore(targets)
         run.journal.rewind(cursor.updates)
         run.saved = cursor.updates
         progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
+        return state, cursor
+    replayed = replay.restore_start(config, targets) if config.replay.run is not None else None
+    if replayed is not None:
+        run.params = None
+        state, cursor = replayed
     else:
-        replayed = replay.restore_start(run.config, targets) if run.config.replay.run is not None else None
-        if replayed is not None:
-            state, cursor = replayed
-        else:
-            params = warm_started_weights(run) if run.config.warm_start.updates else run.params
-            state, cursor = jax.device_put(make(params), shardings), Cursor()
-        save(run, state, cursor)
-    run.params = None  # the state contains the weights from now on
+        params = warm_started_weights(run) if config.warm_start.updates else run.params
+        run.params = None  # the state contains the weights from now on
+        state = training.make_state(
+            params, run.optimizer, setup.mesh, setup.model, track_drift=config.track_drift
+        )
+        cursor = Cursor()
+    save(run, state, cursor)
     return state, cursor
 
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from mugrpo_jax import training
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
@@ -30,23 +28,25 @@ def warm_started_weights(run: RunContext) -> Any:
         total,
         run.setup.model,
     )
-    state = training.init_state(run.params, optimizer, track_drift=False)
-    state = jax.device_put(state, training.state_sharding(run.setup.mesh, run.setup.model, state))
+    mesh, model = run.setup.mesh, run.setup.model
     store, done = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), 0
     with contextlib.closing(store):
-        if store.latest() is not None:
-            state, cursor = store.restore(state)
+        params, run.params = run.params, None
+        if store.latest() is None:
+            state = training.make_state(params, optimizer, mesh, model, track_drift=False)
+        else:
+            del params  # the checkpoint contains the weights, and the devices need the memory
+            state, cursor = store.restore(training.abstract_state(optimizer, mesh, model, track_drift=False))
             done = cursor.updates
         run.journal.rewind(done - total)
         if done == total:
             return state.params
-        setup = run.setup
         step = UpdateStep(
-            setup.model,
+            model,
             training.cross_entropy,
             optimizer,
-            setup.mesh,
-            setup.step_options(),
+            mesh,
+            run.setup.step_options(),
             state=state,
             diagnose=False,
         )

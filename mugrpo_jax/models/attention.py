@@ -4,6 +4,7 @@ Rows are right-padded, so the causal mask alone hides padding from real tokens. 
 need no other mask. Decoding passes the number of filled KV cache entries of each row instead.
 """
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -85,28 +86,29 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, rows: jax.Array | None) -> 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Call the splash kernel on each device (`shard_map`), because XLA does not partition Pallas kernels."""
     mesh = current_mesh()
+    # On a CPU, Pallas interprets the kernel: slow, but tests can compare it with the other back ends.
+    local = functools.partial(_splash_local, interpret=_target_platform() == "cpu")
     if mesh is None:
-        return _splash_local(q, k, v)
+        return local(q, k, v)
     heads = P(RULES["batch"], None, RULES["heads"], None)
-    return jax.shard_map(
-        _splash_local, mesh=mesh, in_specs=(heads, heads, heads), out_specs=heads, check_vma=False
-    )(q, k, v)
+    return jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads), out_specs=heads, check_vma=False)(
+        q, k, v
+    )
 
 
-def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array, *, interpret: bool) -> jax.Array:
+    """Compute attention on one device. The kernel reads the keys and values of a group of heads in place."""
     length, heads, width = q.shape[1:]
-    repeats = heads // k.shape[2]
     pad_length, pad_width = -length % _LANES, -width % _LANES
     padding = ((0, 0), (0, pad_length), (0, 0), (0, pad_width))
     q = q * jnp.asarray(width**-0.5, q.dtype)
     q, k, v = (jnp.pad(x, padding).swapaxes(1, 2) for x in (q, k, v))  # [B, heads, T, width]
-    k, v = (jnp.repeat(x, repeats, axis=1) for x in (k, v)) if repeats > 1 else (k, v)
-    kernel = _splash_kernel(heads, length + pad_length)
+    kernel = _splash_kernel(heads, length + pad_length, interpret)
     out = jax.vmap(kernel)(q, k, v)
     return out.swapaxes(1, 2)[:, :length, :, :width]
 
 
-def _splash_kernel(heads: int, length: int) -> Any:
+def _splash_kernel(heads: int, length: int, interpret: bool) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -115,4 +117,4 @@ def _splash_kernel(heads: int, length: int) -> Any:
     blocks: dict[str, Any] = {f"block_{name}": block for name in names}
     sizes = splash.BlockSizes(**blocks)
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
-    return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+    return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)

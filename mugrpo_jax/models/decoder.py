@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.model_config import ModelConfig
@@ -183,10 +184,12 @@ def _project(h: jax.Array, w: Params, fused: str, widths: Sequence[int]) -> Sequ
     return jnp.split(h @ w[fused], np.cumsum(widths)[:-1], axis=-1)
 
 
-def create(config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:
-    """Return a decoder and random parameters for it."""
+def create(
+    config: ModelConfig, *, seed: int = 0, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> tuple[Decoder, Params]:
+    """Return a decoder and random parameters for it, sharded over the mesh if there is one."""
     model = Decoder(config)
-    return model, random_params(model, seed=seed, dtype=dtype)
+    return model, random_params(model, seed=seed, dtype=dtype, mesh=mesh)
 
 
 def abstract(config: ModelConfig, *, dtype: Any = jnp.float32) -> tuple[Decoder, Params]:

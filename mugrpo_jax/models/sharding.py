@@ -46,13 +46,34 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
         sizes[free[0]] = len(devices) // known
     if math.prod(sizes) != len(devices):
         raise ValueError(f"mesh: {_describe(sizes)} does not multiply to the {len(devices)} devices")
-    if devices[0].platform == "cpu":
-        grid = np.asarray(devices).reshape(sizes)
-    else:
-        from jax.experimental import mesh_utils
+    return Mesh(device_grid(sizes, devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
-        grid = mesh_utils.create_device_mesh(sizes, devices=devices, allow_split_physical_axes=True)
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+    """Arrange devices in an array of shape `sizes`, so that neighbours in the array have fast links.
+
+    TPU slices are connected by a network that is much slower than the links inside a slice. So only `data`,
+    which sends one gradient per update, goes across slices; `fsdp` and `tensor` stay inside a slice.
+    """
+    if devices[0].platform == "cpu":
+        return np.asarray(devices).reshape(sizes)
+    from jax.experimental import mesh_utils
+
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if devices[0].platform != "tpu" or len(slices) == 1:
+        return mesh_utils.create_device_mesh(sizes, devices=devices, allow_split_physical_axes=True)
+    data, *inside = sizes
+    if data % len(slices):
+        raise ValueError(
+            f"mesh: {_describe(sizes)} does not fit {len(slices)} slices of {len(devices) // len(slices)} "
+            f"devices: fsdp and tensor stay inside a slice, so data must be a multiple of {len(slices)}"
+        )
+    return mesh_utils.create_hybrid_device_mesh(
+        (data // len(slices), *inside),
+        (len(slices), 1, 1),
+        devices=devices,
+        allow_split_physical_axes=True,
+    )
 
 
 def spec(*logical: str | None) -> P:

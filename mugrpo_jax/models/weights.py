@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from mugrpo_jax.models.attention import Backend
@@ -92,9 +93,25 @@ class Model(Protocol):
         ...
 
 
-def random_params(model: Model, *, seed: int = 0, dtype: Any = jnp.float32) -> Params:
-    """Draw random parameters with the mean and standard deviation that the model declares."""
-    return cast(_random(model.weights(), jax.random.key(seed)), dtype)
+def random_params(
+    model: Model, *, seed: int = 0, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> Params:
+    """Draw random parameters with the mean and standard deviation that the model declares.
+
+    With a mesh, every device draws only its own shard. The values do not depend on the mesh.
+    """
+    # `jax.random.key` uses 32 bits of a seed too. A NumPy value may be the input on any number of hosts.
+    return params_maker(model, dtype=dtype, mesh=mesh)(np.uint32(seed & 0xFFFFFFFF))
+
+
+def params_maker(model: Model, *, dtype: Any = jnp.float32, mesh: Mesh | None = None) -> Any:
+    """Return the jitted program of `random_params`, a function of the seed, for the planner to compile."""
+
+    def make(seed: jax.Array) -> Params:
+        return cast(_random(model.weights(), jax.random.key(seed)), dtype)
+
+    shardings = None if mesh is None else param_sharding(mesh, model, abstract_params(model))
+    return jax.jit(make, out_shardings=shardings)
 
 
 def _random(weights: Weights, key: jax.Array) -> Params:

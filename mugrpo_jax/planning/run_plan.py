@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mugrpo_jax import models, training
+from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import ModelConfig, check_mesh
-from mugrpo_jax.models.sharding import placed
+from mugrpo_jax.models import Decoder, ModelConfig, check_mesh
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
@@ -287,12 +286,9 @@ def _sampler(
 
 def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> training.TrainState:
     """Return the training state as abstract arrays with shardings."""
-    model, params = models.abstract(shape)
+    model = Decoder(shape)
     optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
-    state = jax.eval_shape(
-        lambda params: training.init_state(params, optimizer, track_drift=config.track_drift), params
-    )
-    return placed(state, training.state_sharding(mesh, model, state))
+    return training.abstract_state(optimizer, mesh, model, track_drift=config.track_drift)
 
 
 def bytes_on_device(tree: Any) -> int:

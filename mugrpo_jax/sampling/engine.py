@@ -47,13 +47,17 @@ class Engine:
     One call of the `decode` program is a device loop. It runs in a separate thread, one loop at a time.
     """
 
-    def __init__(self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any]) -> None:
+    def __init__(
+        self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any], *, prepared: bool
+    ) -> None:
         self.plan = plan
         self._model = model
         self._programs = programs
         with mesh_of(plan):
-            weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
-            self._params = jax.device_put(weights, params_sharding(plan)) if plan.mesh else weights
+            self._params = params
+            if not prepared:
+                weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
+                self._params = jax.device_put(weights, params_sharding(plan)) if plan.mesh else weights
             self._slots = free_slots(plan)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")

@@ -33,10 +33,18 @@ class Sampler:
       params: parameters of the model as in training, of any dtype. The sampler makes its own copy of them.
       plan: from `plan_sampler`.
       programs: a dict to which compiled programs are added. Samplers with the same plan can share the dict.
+      prepared: whether `params` already come from `sampling_params`, with the shardings of the plan. The
+        sampler then uses them without a copy.
     """
 
     def __init__(
-        self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any] | None = None
+        self,
+        model: Decoder,
+        params: Any,
+        plan: SamplerPlan,
+        programs: dict[Any, Any] | None = None,
+        *,
+        prepared: bool = False,
     ) -> None:
         if plan.mesh is not None and plan.mesh.is_multi_process:
             raise ValueError(
@@ -44,7 +52,8 @@ class Sampler:
             )
         self.plan = plan
         self.stats = SamplerStats(plan.slots)
-        self._engine: Engine | None = Engine(model, params, plan, {} if programs is None else programs)
+        programs = {} if programs is None else programs
+        self._engine: Engine | None = Engine(model, params, plan, programs, prepared=prepared)
         self._left_behind = False  # whether slots may still hold samples of a run that was not finished
 
     def __enter__(self) -> "Sampler":

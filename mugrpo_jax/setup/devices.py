@@ -1,15 +1,20 @@
 """Make the device meshes of a run: one mesh for the updates, and one mesh per host for sampling."""
 
+import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import Decoder, cast, make_mesh, param_sharding
-from mugrpo_jax.models.sharding import MESH_AXES
+from mugrpo_jax.models import Decoder, ModelConfig, decode_weights, make_mesh
+from mugrpo_jax.models.sharding import MESH_AXES, spec
+from mugrpo_jax.sampling import SamplerPlan
+from mugrpo_jax.sampling.programs import params_sharding, sampling_params
 
 
 def run_mesh(config: RunConfig) -> Mesh:
@@ -24,8 +29,8 @@ def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
         raise ConfigError(
             f"mesh.sampling_tensor: {tensor} does not divide the {len(local)} devices of a host"
         )
-    if jax.process_count() == 1:
-        return None if len(local) == 1 else make_mesh(data=-1, tensor=tensor, devices=local)
+    if jax.process_count() == 1:  # in the order of `mesh`, so that one program can copy weights between them
+        return None if len(local) == 1 else _rows_of(local, tensor)
     return _rows_of(sorted(local, key=lambda device: device.id), tensor)
 
 
@@ -41,20 +46,53 @@ def _rows_of(devices: Sequence[jax.Device], tensor: int) -> Mesh:
     return Mesh(np.asarray(devices).reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-_cast = jax.jit(cast, static_argnames="dtype")
+def copy_on_host(model: Decoder, params: Any, plan: SamplerPlan, mesh: Mesh) -> Any:
+    """Copy weights from all devices, `mesh`, to those of this host's sampler, in the sampler's layout.
 
-
-def copy_on_host(model: Decoder, params: Any, mesh: Mesh, dtype: Any) -> Any:
-    """Return a copy of the weights on this host's devices, split over the `tensor` axis of its sampling mesh.
-
-    The weights are cast first, so that fewer bytes are sent. No device ever holds more than its own shard.
+    The first program casts and splits the weights into layers, so that the other programs send few bytes and
+    one array at a time. A device holds more than its own shard of one array only.
     """
-    weights = _cast(params, dtype=dtype)
-    spread = jax.device_put(weights, param_sharding(_on_all_hosts(mesh), model, weights))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.make_array_from_single_device_arrays(
-            leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
-        ),
-        spread,
-        param_sharding(mesh, model, weights),
+    assert plan.mesh is not None
+    everywhere = params_sharding(dataclasses.replace(plan, mesh=_on_all_hosts(plan.mesh)))
+    leaves, tree = jax.tree.flatten(layout_maker(model, plan, mesh)(params))
+    targets = zip(jax.tree.leaves(everywhere), jax.tree.leaves(params_sharding(plan)), strict=True)
+    for number, (spread, local) in enumerate(targets):
+        leaves[number] = _local_part(_sent(leaves[number], spread), local)
+    return jax.tree.unflatten(tree, leaves)
+
+
+@functools.cache  # so that every stage calls the same compiled program
+def layout_maker(model: Decoder, plan: SamplerPlan, mesh: Mesh) -> Any:
+    """Return the program that changes weights to the sampler's dtype and layout, sharded over `mesh`."""
+    shardings = jax.tree.map(
+        lambda weight: NamedSharding(mesh, spec(*weight.axes)), decode_weights(model, fuse=plan.fuse)
     )
+    change = functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse)
+    return jax.jit(change, out_shardings=shardings)
+
+
+def sender(sharding: NamedSharding) -> Any:
+    """Return the program that sends an array to another sharding over the same devices."""
+    return jax.jit(_unchanged, out_shardings=sharding)
+
+
+def _unchanged(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _sent(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable:
+        return sender(sharding)(leaf)
+    return jax.device_put(leaf, sharding)  # calls the same program, also if the order of the devices differs
+
+
+def _local_part(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    shards = [shard.data for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def loading_mesh(model: ModelConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """Return a mesh of all devices that splits the weights as far as the width of the model allows."""
+    devices = jax.devices() if devices is None else devices
+    fsdp = math.gcd(model.hidden_size, len(devices))
+    return make_mesh(data=-1, fsdp=fsdp, devices=devices)

@@ -72,9 +72,10 @@ class RunSetup:
     def sampler(self, params: Any) -> Sampler:
         """Return a sampler with these weights; the caller must close it before the updates start."""
         plan = self.sampler_plan
-        if plan.mesh is not None:
-            params = copy_on_host(self.model, params, plan.mesh, plan.dtype)
-        return Sampler(self.model, params, plan, self.programs)
+        if plan.mesh is None:
+            return Sampler(self.model, params, plan, self.programs)
+        weights = copy_on_host(self.model, params, plan, self.mesh)
+        return Sampler(self.model, weights, plan, self.programs, prepared=True)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:

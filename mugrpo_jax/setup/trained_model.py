@@ -1,18 +1,21 @@
 """Load the model in a run's checkpoint, or export the model as a Hugging Face folder."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.loading import LoadedModel
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.training import CheckpointStore
 
@@ -40,13 +43,21 @@ def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -
     return steps[-1] if found is None else found
 
 
-def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
-    """Load the model in a run's checkpoint to the default device; `dtype` None keeps float32."""
+def trained_model(
+    run: Path, step: int, *, dtype: Any = None, mesh: Callable[[ModelConfig], Mesh] | None = None
+) -> LoadedModel:
+    """Load the model in a run's checkpoint; `dtype` None keeps float32.
+
+    `mesh` maps the shape of the model to the devices that share the weights; None is the default device.
+    """
     config = read_config(run)
     shape = run_model_shape(config)
-    model, abstract = models.abstract(shape)
-    place = SingleDeviceSharding(jax.devices()[0])
-    targets = placed(abstract, jax.tree.map(lambda _: place, abstract))
+    model, abstract = models.abstract(shape, dtype=jnp.dtype(dtype or jnp.float32))
+    place = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: place, abstract)
+    if mesh is not None:
+        shardings = models.param_sharding(mesh(shape), model, abstract)
+    targets = placed(abstract, shardings)
     store = CheckpointStore(run / "checkpoints")
     try:
         params = store.restore_params(targets, step)
@@ -55,7 +66,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
     source = Path(config.model.source)
     return LoadedModel(
         model=model,
-        params=params if dtype is None else models.cast(params, jnp.dtype(dtype)),
+        params=params,
         tokenizer=run_model_tokenizer(config),
         source=source if source.is_dir() else None,
     )
@@ -64,9 +75,15 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
 def export(
     run: Path, out: Path, *, step: int | None = None, best: bool = False, dtype: str | None = None
 ) -> None:
-    """Write the model in a run's checkpoint as a Hugging Face folder; `checkpoint_step` chooses it."""
+    """Write the model in a run's checkpoint as a Hugging Face folder; `checkpoint_step` chooses it.
+
+    The weights are split over all devices. Several hosts call this together and write one folder.
+    """
+    huggingface.check_new_folder(out)  # before the weights are read
     read_config(run)
-    model = trained_model(run, checkpoint_step(run, step=step, best=best))
+    step = checkpoint_step(run, step=step, best=best)
+    kind = None if dtype is None else huggingface.supported_dtype(dtype)
+    model = trained_model(run, step, dtype=kind, mesh=loading_mesh)
     huggingface.save_huggingface(
-        model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer, dtype=dtype
+        model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer
     )

@@ -1,6 +1,7 @@
 """Define the training state, a pytree of all arrays that an update changes, and make its first value."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import optax
 from jax.sharding import Mesh
 
 from mugrpo_jax.models import Model, param_sharding
+from mugrpo_jax.models.sharding import placed
+from mugrpo_jax.models.weights import abstract_params
 
 
 @jax.tree_util.register_dataclass
@@ -33,8 +36,43 @@ class TrainState:
     previous: Any
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """Return the state before the first update; `track_drift=True` adds `anchor` and `previous`."""
+def make_state(
+    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
+) -> TrainState:
+    """Return the state before the first update, made sharded: no device ever holds more than its shard.
+
+    `params` are donated: the state reuses their memory. `track_drift=True` adds `anchor` and `previous`.
+    """
+    return state_maker(optimizer, mesh, model, track_drift=track_drift)(params)
+
+
+def state_maker(
+    optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
+) -> Any:
+    """Return the jitted program of `make_state`, a function of the weights, for the planner to compile."""
+    shardings = state_sharding(mesh, model, _abstract(optimizer, model, track_drift))
+    return jax.jit(
+        functools.partial(_init_state, optimizer, track_drift),
+        donate_argnums=0,
+        in_shardings=(shardings.params,),
+        out_shardings=shardings,
+    )
+
+
+def abstract_state(
+    optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
+) -> TrainState:
+    """Return the state as abstract arrays with shardings, to restore a checkpoint or to compile programs."""
+    shapes = _abstract(optimizer, model, track_drift)
+    return placed(shapes, state_sharding(mesh, model, shapes))
+
+
+def _abstract(optimizer: optax.GradientTransformation, model: Model, track_drift: bool) -> TrainState:
+    params = abstract_params(model)
+    return jax.eval_shape(functools.partial(_init_state, optimizer, track_drift), params)
+
+
+def _init_state(optimizer: optax.GradientTransformation, track_drift: bool, params: Any) -> TrainState:
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -46,10 +84,24 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_dr
 
 
 def start_stage(state: TrainState) -> TrainState:
-    """Copy the weights to `anchor` at the start of a stage, if the drift is tracked."""
+    """Copy the weights to `anchor` at the start of a stage, if the drift is tracked.
+
+    The old `anchor` is donated: the copy reuses its memory.
+    """
     if state.anchor is None:
         return state
-    return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
+    return dataclasses.replace(state, anchor=anchor_maker(state.params)(state.params, state.anchor))
+
+
+def anchor_maker(params: Any) -> Any:
+    """Return the jitted program of `start_stage`, which copies `params` (may be abstract) over an anchor."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+    # `keep_unused`: the program does not read the old anchor, it only takes its memory.
+    return jax.jit(_copy_over, donate_argnums=1, keep_unused=True, out_shardings=shardings)
+
+
+def _copy_over(params: Any, old: Any) -> Any:
+    return jax.tree.map(jnp.copy, params)
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
 import yaml
 
@@ -20,7 +19,7 @@ from mugrpo_jax.loop.preflight import describe_data
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.setup.trained_model import trained_model
-from mugrpo_jax.training import CheckpointStore, Cursor, init_state
+from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 CONFIG = {
     "model": {
@@ -297,7 +296,8 @@ def test_transformers_loads_an_exported_model(run, tmp_path, command):
 
 def test_the_best_checkpoint_is_kept_and_found(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", configs.CheckpointsSection(keep_last=1, keep_best=1))
-    state = init_state({"w": jax.numpy.zeros(2)}, optax.sgd(1.0), track_drift=False)
+    count = jax.numpy.zeros((), int)
+    state = TrainState({"w": jax.numpy.zeros(2)}, (), count, count, None, None)
     for updates, accuracy in ((0, None), (1, 0.5), (2, 0.9), (3, 0.1), (4, None)):
         store.save(state, Cursor(updates=updates), accuracy=accuracy)
         store.wait()

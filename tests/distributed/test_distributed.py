@@ -287,12 +287,11 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
         head_dim=4,
         intermediate_size=16,
     )
-    model, params = models.create(shape)
-    optimizer = training.make_optimizer(configs.OptimizerSection(), 10, model)
+    optimizer = training.make_optimizer(configs.OptimizerSection(), 10, models.Decoder(shape))
 
     def spread(mesh):
-        state = training.init_state(params, optimizer, track_drift=True)
-        return jax.device_put(state, training.state_sharding(mesh, model, state))
+        model, params = models.create(shape, mesh=mesh)
+        return training.make_state(params, optimizer, mesh, model, track_drift=True)
 
     state = spread(models.make_mesh(fsdp=8))
     noise = iter(jax.random.split(jax.random.key(0), 100))

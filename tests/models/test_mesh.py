@@ -1,6 +1,8 @@
 """Claims about sharding: any mesh gives the numbers of one device; a mesh that does not divide is refused."""
 
 import dataclasses
+import importlib
+import types
 
 import cases
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
+from mugrpo_jax.models.sharding import device_grid
 
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)]
 
@@ -78,10 +81,69 @@ def test_a_mesh_must_multiply_to_the_devices():
     assert dict(models.make_mesh(fsdp=-1, tensor=2).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
 
 
+def slices(count):
+    """Stand-ins for the chips of several v5e slices of 4 × 4."""
+    return [
+        types.SimpleNamespace(
+            platform="tpu",
+            device_kind="TPU v5 lite",
+            slice_index=number,
+            coords=(x, y, 0),
+            core_on_chip=0,
+            process_index=4 * number + x // 2 * 2 + y // 2,
+            id=16 * number + 4 * x + y,
+        )
+        for number in range(count)
+        for x in range(4)
+        for y in range(4)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2, 16, 1), (2, 8, 2), (4, 4, 2), (8, 1, 4)])
+def test_only_data_goes_across_slices(sizes):
+    grid = device_grid(sizes, slices(2))
+    assert grid.shape == sizes and len({device.id for device in grid.flat}) == 32
+    assert all(len({device.slice_index for device in row.flat}) == 1 for row in grid)
+    assert device_grid((1, 16, 1), slices(1)).shape == (1, 16, 1)
+
+
+def test_a_mesh_that_would_split_a_copy_between_slices_is_refused():
+    message = r"mesh: data=3 × .* 2 slices of 16 devices: .* so data must be a multiple of 2"
+    with pytest.raises(ValueError, match=message):
+        device_grid((3, 16, 1), slices(2))
+    with pytest.raises(ValueError, match="data=1 × fsdp=32 × tensor=1 does not fit 2 slices"):
+        models.make_mesh(fsdp=-1, devices=slices(2))
+
+
 def test_attention_back_ends_are_refused_by_name():
     q = jnp.zeros((1, 4, 2, 8))
     with pytest.raises(ValueError, match="unknown backend 'flash'; possible: auto, xla, cudnn, splash"):
         models.attention(q, q, q, backend="flash")
+
+
+def test_splash_attention_with_grouped_heads_is_plain_attention(monkeypatch):
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, weights = (jax.random.normal(key, (2, 40, 4, 24)) for key in keys[:2])
+    k, v = (jax.random.normal(key, (2, 40, 2, 24)) for key in keys[2:])
+
+    def total(backend):
+        value = lambda *inputs: (models.attention(*inputs, backend=backend) * weights).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(q, k, v)
+
+    expected = total("xla")
+    with jax.set_mesh(models.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])):
+        assert cases.scaled_difference(expected, total("splash")) < 1e-5
+    attention = importlib.import_module("mugrpo_jax.models.attention")  # `models.attention` is its function
+    given, right = [], attention._splash_kernel
+
+    def noted(*arguments):
+        kernel = right(*arguments)
+        return lambda *inputs: given.append([x.shape for x in inputs]) or kernel(*inputs)
+
+    monkeypatch.setattr(attention, "_splash_kernel", noted)
+    assert cases.scaled_difference(expected, total("splash")) < 1e-5
+    # The kernel gets as many keys and values as the model has, not one copy per query head.
+    assert given == [[(4, 128, 128), (2, 128, 128), (2, 128, 128)]]
 
 
 def instructions(layers: int, scan: bool) -> int:

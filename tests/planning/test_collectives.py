@@ -16,6 +16,7 @@ from mugrpo_jax.models import logprobs
 from mugrpo_jax.planning import programs as planned
 from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.rollouts import Shape
+from mugrpo_jax.training import state as training_state
 from mugrpo_jax.training import update_step as training_step
 
 # All sizes are different, so that the shape of an array identifies it.
@@ -127,14 +128,14 @@ def test_a_model_gathered_before_its_layers_is_noticed(sharded, monkeypatch):
 
 
 def test_optimizer_state_on_every_device_is_noticed(sharded, monkeypatch):
-    right = planned.training.state_sharding
+    right = training_state.state_sharding
 
     def replicated(mesh, model, state):
         shardings = right(mesh, model, state)
         everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), shardings.opt_state)
         return type(state)(**{**vars(shardings), "opt_state": everywhere})
 
-    monkeypatch.setattr(planned.training, "state_sharding", replicated)
+    monkeypatch.setattr(training_state, "state_sharding", replicated)
     monkeypatch.setattr(training_step, "state_sharding", replicated)
     found = exchanges(sharded, "apply")
     assert any(shape.size > 1 for exchange in found for shape in exchange.result)

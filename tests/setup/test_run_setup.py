@@ -1,13 +1,15 @@
 """From a config to the objects of a run: problems as tokens, devices of the sampler, a run's checkpoints."""
 
+import dataclasses
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup.devices import copy_on_host, sampling_mesh
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run
@@ -53,15 +55,17 @@ def test_sampling_devices_must_divide_those_of_the_host(setup):
 
 def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup):
     """Sharded over eight devices for the updates, copied to four pairs for sampling."""
-    model, params = models.create(setup.model.config)
-    spread = jax.device_put(params, models.param_sharding(setup.mesh, model, params))
-    mesh = sampling_mesh(setup.mesh, 2)
-    assert dict(mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
-    copy = copy_on_host(model, spread, mesh, jnp.bfloat16)
-    for found, original in zip(jax.tree.leaves(copy), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(found, original.astype(jnp.bfloat16))
-    q = copy["layers"]["q"]
-    assert {shard.data.shape for shard in q.addressable_shards} == {(1, 16, 8)}
+    config = setup.config
+    split = dataclasses.replace(setup, config=configs.changed(config, ["mesh.sampling_tensor=2"]))
+    plan = split.sampler_plan
+    assert dict(plan.mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    model, spread = models.create(setup.model.config, mesh=setup.mesh)
+    copy = copy_on_host(model, spread, plan, setup.mesh)
+    expected = sampling_params(models.create(model.config)[1], dtype=plan.dtype, fuse=plan.fuse)
+    for found, original in zip(jax.tree.leaves(copy), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(found, original)
+    q = copy["layers"][0]["q"]
+    assert {shard.data.shape for shard in q.addressable_shards} == {(16, 8)}
 
 
 def test_a_folder_without_a_run_or_a_checkpoint_is_named(tmp_path):

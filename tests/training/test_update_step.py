@@ -58,11 +58,10 @@ def setup(shape=(1, 1, 1), objective="mu_grpo", share=False):
     data, fsdp, tensor = shape
     devices = jax.devices()[: data * fsdp * tensor]
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
-    model, params = models.create(MODEL)
+    model, params = models.create(MODEL, mesh=mesh)
     optimizer = training.make_optimizer(SETTINGS, 10, model)
     with jax.set_mesh(mesh):
-        state = training.init_state(params, optimizer, track_drift=True)
-        state = jax.device_put(state, training.state_sharding(mesh, model, state))
+        state = training.make_state(params, optimizer, mesh, model, track_drift=True)
         step = training.UpdateStep(
             model,
             objectives.ObjectiveConfig(objective).build(),
@@ -301,8 +300,8 @@ def test_a_model_of_ones_own_trains_by_its_three_methods():
     optimizer = training.make_optimizer(SETTINGS, 10, model)
     mesh = models.make_mesh(data=2, fsdp=2, tensor=2)
     with jax.set_mesh(mesh):
-        state = training.init_state(params, optimizer, track_drift=True)
-        state = jax.device_put(state, training.state_sharding(mesh, model, state))
+        drawn = models.random_params(model, mesh=mesh)
+        state = training.make_state(drawn, optimizer, mesh, model, track_drift=True)
         options = training.StepOptions()
         step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
     batch = update(512, multiple=4)

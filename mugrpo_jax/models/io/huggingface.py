@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
@@ -112,7 +113,7 @@ def params_from_tensors(
     """Do the same as `load_huggingface` for tensors by Hugging Face name; error messages name `source`."""
     model, shapes = decoder.abstract(config)
     names_of = {path: names for path, _, names in _named_leaves(config, shapes)}
-    dtype = None if dtype is None else _supported_dtype(dtype)
+    dtype = None if dtype is None else supported_dtype(dtype)
     _check_tensors(config, shapes, tensors, source, dtype)
     if mesh is not None:
         check_mesh(config, mesh)
@@ -143,7 +144,8 @@ def _stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, .
     return shape[:0:-1] if path[0].key == "layers" else shape
 
 
-def _supported_dtype(dtype: Any) -> np.dtype:
+def supported_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype with this name; raise ValueError if weights cannot have it."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -261,7 +263,8 @@ def save_huggingface(
     """Write a folder that `transformers` can load. A complete temporary folder is renamed to `out`.
 
     Args:
-      params: the parameter tree, on devices of this process or in NumPy arrays.
+      params: the parameter tree, on devices or in NumPy arrays. If the devices belong to several hosts, all
+        hosts must call this function, and the first host writes the folder.
       out: the path of the new folder, which must not exist or must be empty.
       source: the Hugging Face folder from which the model was loaded, or None. Its `config.json` (except for
         the dtype), generation config and tokenizer files are copied.
@@ -270,10 +273,13 @@ def save_huggingface(
       shard_bytes: the maximum size of one safetensors file, unless a single tensor is larger.
     """
     out, source = Path(out), None if source is None else Path(source)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: exists already; choose another folder or remove it")
+    check_new_folder(out)
     tensors = tensors_to_write(config, params, dtype)
     config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
+    if jax.process_index() and not _addressable(params):
+        for tensor in tensors.values():
+            tensor.read()  # the first host reads the same tensors in the same order, and needs our shards
+        return
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -284,6 +290,12 @@ def save_huggingface(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def check_new_folder(out: Path) -> None:
+    """Raise ValueError if `out` exists and is not an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out}: exists already; choose another folder or remove it")
 
 
 def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
@@ -297,9 +309,7 @@ def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[st
             raise ValueError(
                 f"save: {jax.tree_util.keystr(path)} has shape {leaf.shape}, the config says {wanted[path]}"
             )
-        if not getattr(leaf, "is_fully_addressable", True):
-            raise ValueError("save: parameters are spread over several hosts; export on one host")
-        kind, shape = _supported_dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
+        kind, shape = supported_dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
         stacked = path[0].key == "layers"
         for layer, name in enumerate(names):
             found[name] = LazyTensor(name, shape, kind, _reader(leaf, layer if stacked else None, kind))
@@ -308,14 +318,31 @@ def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[st
 
 def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
+        if _addressable(leaf):
+            array = np.asarray(leaf if layer is None else leaf[layer])
+        else:
+            array = np.asarray(tensor_gatherer(leaf.sharding)(leaf, layer))
         if layer is None:
-            return np.asarray(leaf).astype(dtype, copy=False)
-        array = np.asarray(leaf[layer])
+            return array.astype(dtype, copy=False)
         out = np.empty(array.shape[::-1], dtype)
         _transpose_into(out, array)
         return out
 
     return read
+
+
+def _addressable(tree: Any) -> bool:
+    """Return whether all arrays are on devices of this process, or in its memory."""
+    return all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree))
+
+
+def tensor_gatherer(sharding: NamedSharding) -> Any:
+    """Return the program that copies one tensor, a layer of a parameter or all of it, to every device."""
+    return jax.jit(_tensor, out_shardings=NamedSharding(sharding.mesh, P()))
+
+
+def _tensor(leaf: jax.Array, layer: int | None) -> jax.Array:
+    return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
 
 
 def _file_order(name: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -20,7 +19,7 @@ from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
 from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, load_tokenizer
-from mugrpo_jax.models.weights import Params, param_sharding
+from mugrpo_jax.models.weights import Params
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -122,10 +121,9 @@ def tiny_model(
 ) -> LoadedModel:
     """Make a small model with random weights for a tokenizer; `shape` sets fields of `ModelConfig`."""
     config = tiny_shape(tokenizer, **shape)
-    model, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32)
     if mesh is not None:
         check_mesh(config, mesh)
-        params = jax.device_put(params, param_sharding(mesh, model, params))
+    model, params = decoder.create(config, seed=seed, dtype=dtype or jnp.float32, mesh=mesh)
     return LoadedModel(model, params, tokenizer, None)
 
 
