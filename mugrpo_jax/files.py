@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that even a SIGKILL leaves the old or the new text."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write to a temporary file and rename it, so that even a SIGKILL leaves the old or the new content."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     flush(temporary)
     os.replace(temporary, path)
 

@@ -31,7 +31,8 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
     """Generate the rollouts of a stage that are not on disk yet, and return the folder with all of them."""
     config = run.config
     if config.replay.run is not None:
-        return replay.rollouts(config)
+        with distributed.together("replay"):
+            return replay.rollouts(config)
     rollouts = RolloutFolder(
         folder=run.folder.stage_folder(stage),
         identity=config.rollout_identity(stage),
@@ -40,7 +41,8 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
     )
     manifest = rollouts.manifest()
     if manifest is not None:
-        open_stage(rollouts.folder)  # checks every file
+        with distributed.together("rollouts"):  # the hosts share the work of checking the files
+            open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
     elif cursor.update:
         raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
     else:

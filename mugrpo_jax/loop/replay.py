@@ -8,6 +8,8 @@ the same parameters. Settings on which the rollouts depend must be the same in b
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
@@ -21,7 +23,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:
         raise ConfigError(f"{other}: cannot be replayed with another policy: {'; '.join(differing)}")
-    stage = open_stage(stage_folder(other, config.replay.stage))
+    stage = open_stage(
+        stage_folder(other, config.replay.stage), share=(jax.process_index(), jax.process_count())
+    )
     expected = other_config.rollout_identity(config.replay.stage)
     if dict(stage.identity) != expected:
         raise RolloutError(f"{stage.folder}: rollouts of {dict(stage.identity)}, the run says {expected}")

@@ -2,7 +2,8 @@
 
     stage-000/
       shard-00000.arrayrecord   the groups of consecutive prompts, sorted by prompt index
-      shard-00000.json          the summary of the shard: counts, rewards, token totals, checksum
+      shard-00000.json          the summary of the shard: counts, rewards, token totals, index, checksum
+      index.npz                 lengths and rewards of all responses of the stage, see `StageIndex`
       manifest.json             the totals of all shards; this file exists only if the stage is complete
 
 Each file is written under a temporary name, flushed and then renamed. A shard is renamed after its summary.
@@ -23,6 +24,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 
 from mugrpo_jax.files import flush, write_atomically
 from mugrpo_jax.rollouts.records import Group, decode, encode
+from mugrpo_jax.rollouts.stage_index import StageIndex
 
 
 class RolloutError(ValueError):
@@ -84,19 +86,26 @@ class RolloutFolder:
         temporary = path.with_suffix(".tmp")
         try:
             writer = ArrayRecordWriter(str(temporary), "group_size:1")
-            for group in groups:
-                writer.write(encode(group))
+            for record in [record for group in groups for record in encode(group)]:
+                writer.write(record)
             writer.close()
             flush(temporary)
         except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
             raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-        summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
-        write_json(path.with_suffix(".json"), summary)
+        summary = {
+            **summarise(groups),
+            "identity": dict(self.identity),
+            "sha256": _checksum(temporary),
+            "index": StageIndex.of(groups).columns(),
+        }
+        write_json(path.with_suffix(".json"), summary, indent=None)
         os.replace(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
-        summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
+        summaries = self._summaries()
+        index = StageIndex.join([summary["index"] for summary in summaries]).to_bytes()
+        _write(self.folder / "index.npz", index)
         manifest = {
             "identity": dict(self.identity),
             "prompts": self.prompts,
@@ -104,11 +113,19 @@ class RolloutFolder:
             **_total(summaries),
             "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
+            "index_sha256": hashlib.sha256(index).hexdigest(),
         }
         flush(self.folder)  # the names of the shards must be on disk before the manifest
         write_json(self.folder / "manifest.json", manifest)
         flush(self.folder)
         return manifest
+
+    def index(self) -> StageIndex:
+        """Return the index of the stage, made from the summaries of its shards, which must all exist."""
+        return StageIndex.join([summary["index"] for summary in self._summaries()])
+
+    def _summaries(self) -> list[dict[str, Any]]:
+        return [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
 
     def manifest(self) -> dict[str, Any] | None:
         """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs."""
@@ -124,15 +141,18 @@ class RolloutFolder:
         return manifest
 
 
-def open_stage(folder: Path) -> RolloutFolder:
-    """Open the rollouts of a complete stage, and check every shard against the checksums in the manifest."""
+def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolder:
+    """Open the rollouts of a complete stage, and check shards against the checksums in the manifest.
+
+    With `share=(i, n)`, host `i` of `n` hosts checks every n-th shard, so that all hosts together check all.
+    """
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
     manifest = read_json(path)
     stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
-    for shard, checksum in enumerate(manifest["sha256"]):
-        shard_path = stage.path(shard)
+    for shard in range(share[0], stage.shards, share[1]):
+        shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
         if not shard_path.exists():
             raise RolloutError(
                 f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
@@ -145,12 +165,27 @@ def open_stage(folder: Path) -> RolloutFolder:
     return stage
 
 
+def read_index(stage: RolloutFolder) -> StageIndex:
+    """Read the index of a complete stage. If the file is damaged, make the index from the summaries again."""
+    path, manifest = stage.folder / "index.npz", read_json(stage.folder / "manifest.json")
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest() != manifest["index_sha256"]:
+        data = stage.index().to_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["index_sha256"]:
+        raise RolloutError(
+            f"{path}: its checksum differs from manifest.json; the file is damaged, restore it"
+        )
+    return StageIndex.from_bytes(data)
+
+
 def read_groups(stage: RolloutFolder) -> Iterator[Group]:
-    """Yield all groups of a complete stage, in the order of their prompts."""
+    """Yield all groups of a stage whose shards all exist, in the order of their prompts."""
     for shard in range(stage.shards):
         with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
-            for record in reader.read_all():
-                yield decode(record)
+            records = reader.read_all()
+        size = len(records) // len(stage.shard_prompts(shard))
+        for start in range(0, len(records), size):
+            yield decode(records[start : start + size])
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
@@ -175,7 +210,7 @@ def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [summary[name] for summary in summaries]
         if name == "longest_response":
             total[name] = max(values)
-        elif isinstance(first, Mapping) and name != "identity":
+        elif isinstance(first, Mapping) and name not in ("identity", "index"):
             total[name] = dict(sum(map(Counter, values), Counter()))
         elif isinstance(first, (int, float)):
             total[name] = sum(values)
@@ -194,10 +229,14 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
     return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Write `value` to a JSON file atomically; raise `RolloutError` if the file cannot be written."""
+    _write(path, json.dumps(value, indent=indent).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
-        write_atomically(path, json.dumps(value, indent=1))
+        write_atomically(path, data)
     except OSError as error:
         raise RolloutError(
             f"{path}: cannot be written ({error.strerror}); the same command continues"
