@@ -2,9 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
+
+_T = TypeVar("_T")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -22,6 +27,25 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def wait_for(read: Callable[[], _T], path: Path, seconds: float) -> _T:
+    """Return `read()`. While it raises OSError or ValueError, try again, for up to `seconds` seconds.
+
+    Use this for a file that another host has just written: a network file system may show the file late, or
+    show it empty or incomplete at first. One printed line says that we wait.
+    """
+    end, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            return read()
+        except (OSError, ValueError):
+            if time.monotonic() >= end:
+                raise
+        if not said:
+            print(f"{path}: missing or incomplete here; waiting for it up to {seconds:g} s", flush=True)
+            said = True
+        time.sleep(min(0.5, seconds / 20))
 
 
 def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple[int, Any]]:

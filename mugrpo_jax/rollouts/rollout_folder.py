@@ -22,7 +22,7 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from mugrpo_jax.files import flush, write_atomically
+from mugrpo_jax.files import flush, wait_for, write_atomically
 from mugrpo_jax.rollouts.records import Group, decode, encode
 from mugrpo_jax.rollouts.stage_index import StageIndex
 
@@ -39,12 +39,14 @@ class RolloutFolder:
       identity: what determines the rollouts: a hash of the settings, the stage, and the number of updates of
         the policy. If the files in the folder have another identity, reading them raises an error.
       prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
+      patience_s: how many seconds to wait for a file that another host has written, see `files.wait_for`.
     """
 
     folder: Path
     identity: Mapping[str, Any]
     prompts: int
     prompts_per_shard: int
+    patience_s: float = 0.0
 
     @property
     def shards(self) -> int:
@@ -125,14 +127,19 @@ class RolloutFolder:
         return StageIndex.join([summary["index"] for summary in self._summaries()])
 
     def _summaries(self) -> list[dict[str, Any]]:
-        return [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
+        paths = [self.path(shard).with_suffix(".json") for shard in range(self.shards)]
+        return [read_json(path, patience_s=self.patience_s) for path in paths]
 
-    def manifest(self) -> dict[str, Any] | None:
-        """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs."""
+    def manifest(self, *, complete: bool = False) -> dict[str, Any] | None:
+        """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs.
+
+        Set `complete` if another host has said that the stage is complete: then a manifest that is not seen
+        here yet is waited for.
+        """
         path = self.folder / "manifest.json"
-        if not path.exists():
+        if not complete and not path.exists():
             return None
-        manifest = read_json(path)
+        manifest = read_json(path, patience_s=self.patience_s)
         if manifest["identity"] != dict(self.identity):
             raise RolloutError(
                 f"{path}: rollouts of {manifest['identity']}, expected {dict(self.identity)}; "
@@ -167,7 +174,8 @@ def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolde
 
 def read_index(stage: RolloutFolder) -> StageIndex:
     """Read the index of a complete stage. If the file is damaged, make the index from the summaries again."""
-    path, manifest = stage.folder / "index.npz", read_json(stage.folder / "manifest.json")
+    path = stage.folder / "index.npz"
+    manifest = read_json(stage.folder / "manifest.json", patience_s=stage.patience_s)
     data = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(data).hexdigest() != manifest["index_sha256"]:
         data = stage.index().to_bytes()
@@ -243,12 +251,20 @@ def _write(path: Path, data: bytes) -> None:
         ) from None
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file; raise `RolloutError` if the file is not valid JSON."""
+def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
+    """Return the value in a JSON file; raise `RolloutError` if the file is missing or not valid JSON.
+
+    With `patience_s`, wait so many seconds for the file of another host, see `files.wait_for`.
+    """
+    waited = f" after {patience_s:g} s" if patience_s else ""
     try:
-        return json.loads(path.read_text())
+        return wait_for(lambda: json.loads(path.read_bytes()), path, patience_s)
+    except FileNotFoundError:
+        raise RolloutError(
+            f"{path}: not found{waited}; restore it, or put the run on storage that all hosts share"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RolloutError(f"{path}: not valid JSON ({error}); the file is damaged") from None
+        raise RolloutError(f"{path}: not valid JSON{waited} ({error}); the file is damaged") from None
 
 
 def _checksum(path: Path) -> str:

@@ -3,13 +3,15 @@
 import collections
 import functools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
+from mugrpo_jax.files import wait_for
 from mugrpo_jax.rollouts.micro_batches import Row
 from mugrpo_jax.rollouts.records import decode_prompt, decode_rollout
-from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import RolloutError, RolloutFolder
 
 _OPEN = 256  # most shards that are open at the same time
 
@@ -53,9 +55,14 @@ class RowReader:
         return found
 
     def _open_shard(self, shard: int) -> Any:
-        # These options are for random access: nothing is read ahead.
-        return ArrayRecordReader(
-            str(self._stage.path(shard)),
-            "readahead_buffer_size:0,max_parallelism:0",
-            file_reader_buffer_size=32_768,
-        )
+        path = self._stage.path(shard)
+        return wait_for(lambda: _open(path), path, self._stage.patience_s)
+
+
+def _open(path: Path) -> Any:
+    # These options are for random access: nothing is read ahead.
+    options = "readahead_buffer_size:0,max_parallelism:0"
+    reader = ArrayRecordReader(str(path), options, file_reader_buffer_size=32_768)
+    if not reader.ok():
+        raise RolloutError(f"{path}: missing or damaged; restore it, and run the same command again")
+    return reader

@@ -1,6 +1,7 @@
 """Claims about rollouts: bytes and back, whole or absent on disk, complete updates at a saved position."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -187,6 +188,36 @@ def test_a_damaged_index_is_made_again_from_the_summaries(stage):
     stage.path(1).with_suffix(".json").write_text(stage.path(0).with_suffix(".json").read_text())
     with pytest.raises(rollouts.RolloutError, match=r"index\.npz: its checksum differs"):
         stream(stage)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard-00001.json", "shard-00001.arrayrecord"])
+def test_a_file_that_a_slow_network_disk_shows_empty_is_waited_for(stage, capsys, name):
+    path, patient = stage.folder / name, dataclasses.replace(stage, patience_s=5.0)
+    content = path.read_bytes()
+    expected = patient.manifest(), next(stream(patient)).denominator
+    path.write_bytes(b"")
+    with pytest.raises(rollouts.RolloutError, match=name):  # nothing is taken as empty
+        assert (
+            stage.commit()
+            if name.startswith("shard-00001.json")
+            else next(stream(stage, prompts_per_update=20))
+        )
+    threading.Timer(0.5, path.write_bytes, [content]).start()
+    if name == "shard-00001.json":
+        patient.commit()
+    assert (
+        patient.manifest(complete=True),
+        next(stream(patient, prompts_per_update=3)).denominator,
+    ) == expected
+    next(stream(patient, prompts_per_update=20))
+    assert f"{name}: missing or incomplete here; waiting" in capsys.readouterr().out
+
+
+def test_a_manifest_that_never_comes_is_an_error_and_not_an_empty_one(stage):
+    (stage.folder / "manifest.json").unlink()
+    assert stage.manifest() is None
+    with pytest.raises(rollouts.RolloutError, match=r"manifest\.json: not found after 0.2 s"):
+        dataclasses.replace(stage, patience_s=0.2).manifest(complete=True)
 
 
 def test_hosts_share_the_work_of_checking_a_stage(stage):
