@@ -1,7 +1,7 @@
 """Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
 POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end, and then prints how
-many responses this process read for its updates. The environment
+many rows this process read for its updates. The environment
 variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
 """
 
@@ -58,5 +58,5 @@ if __name__ == "__main__":
     original, read = row_reader.decode_rollout, itertools.count()
     row_reader.decode_rollout = lambda record: (next(read), original(record))[1]
     code = main(["train", *command])
-    print(f"responses read: {next(read)}")
+    print(f"rows read: {next(read)}")
     sys.exit(code)

@@ -178,7 +178,7 @@ def test_two_processes_that_slurm_started_are_one(alone, two):
 
 
 def test_each_process_reads_only_the_rows_of_its_own_devices(two_shown):
-    read = [int(re.search(r"responses read: (\d+)", text)[1]) for text in two_shown]
+    read = [int(re.search(r"rows read: (\d+)", text)[1]) for text in two_shown]
     assert sum(read) == 2 * 4 * 2 * 4  # every response of the run once
     assert max(read) < 0.6 * sum(read)
 
