@@ -12,6 +12,7 @@ import jax
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import to_path
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
@@ -60,7 +61,7 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
 
 def _other(config: RunConfig) -> tuple[Path, RunConfig]:
     assert config.replay.run is not None
-    folder = Path(config.replay.run)
+    folder = to_path(config.replay.run)
     return folder, read_config(folder)
 
 

@@ -10,19 +10,29 @@ Each file is written under a temporary name, flushed and then renamed. A shard i
 So every shard with its final name is complete, and a SIGKILL loses only the shards not yet renamed.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from mugrpo_jax.files import flush, wait_for, write_atomically
+from mugrpo_jax.files import (
+    flush,
+    is_remote,
+    local_copy,
+    make_folder,
+    publish,
+    scratch_folder,
+    temporary_for,
+    wait_for,
+    write_atomically,
+)
 from mugrpo_jax.rollouts.records import Group, decode, encode
 from mugrpo_jax.rollouts.stage_index import StageIndex
 
@@ -83,9 +93,9 @@ class RolloutFolder:
                 f"shard {shard}: expected prompts {expected[0]}..{expected[-1]} in order, "
                 f"got {[group.index for group in groups]}"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         path = self.path(shard)
-        temporary = path.with_suffix(".tmp")
+        temporary = temporary_for(path)
         try:
             writer = ArrayRecordWriter(str(temporary), "group_size:1")
             for record in [record for group in groups for record in encode(group)]:
@@ -101,7 +111,7 @@ class RolloutFolder:
             "index": StageIndex.of(groups).columns(),
         }
         write_json(path.with_suffix(".json"), summary, indent=None)
-        os.replace(temporary, path)
+        publish(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
@@ -189,11 +199,16 @@ def read_index(stage: RolloutFolder) -> StageIndex:
 def read_groups(stage: RolloutFolder) -> Iterator[Group]:
     """Yield all groups of a stage whose shards all exist, in the order of their prompts."""
     for shard in range(stage.shards):
-        with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
-            records = reader.read_all()
+        records = _read_records(stage.path(shard))
         size = len(records) // len(stage.shard_prompts(shard))
         for start in range(0, len(records), size):
             yield decode(records[start : start + size])
+
+
+def _read_records(path: Path) -> list[bytes]:
+    copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
+    with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
+        return reader.read_all()
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
@@ -247,7 +262,7 @@ def _write(path: Path, data: bytes) -> None:
         write_atomically(path, data)
     except OSError as error:
         raise RolloutError(
-            f"{path}: cannot be written ({error.strerror}); the same command continues"
+            f"{path}: cannot be written ({error.strerror or error}); the same command continues"
         ) from None
 
 

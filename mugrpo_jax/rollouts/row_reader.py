@@ -2,18 +2,21 @@
 
 import collections
 import functools
+import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from mugrpo_jax.files import wait_for
+from mugrpo_jax.files import is_remote, local_copy, scratch_folder, wait_for
 from mugrpo_jax.rollouts.micro_batches import Row
 from mugrpo_jax.rollouts.records import decode_prompt, decode_rollout
 from mugrpo_jax.rollouts.rollout_folder import RolloutError, RolloutFolder
 
 _OPEN = 256  # most shards that are open at the same time
+_DOWNLOADS = 16  # most shards that are downloaded at the same time
 
 
 class RowReader:
@@ -24,7 +27,14 @@ class RowReader:
 
     def __init__(self, stage: RolloutFolder, responses: int) -> None:
         self._stage, self._size = stage, 1 + responses
-        self._open = functools.lru_cache(_OPEN)(self._open_shard)
+        # A run in a bucket: shards are downloaded into this folder, which is removed with this object.
+        self._copies = (
+            tempfile.TemporaryDirectory(dir=scratch_folder(), ignore_cleanup_errors=True)
+            if is_remote(stage.folder)
+            else None
+        )
+        place = stage.folder if self._copies is None else Path(self._copies.name)
+        self._open = functools.lru_cache(_OPEN)(functools.partial(_open_shard, stage, place))
 
     def __call__(self, rows: Sequence[Row]) -> list[Row]:
         """Return the complete rows. Rows of a group share one prompt array."""
@@ -48,15 +58,19 @@ class RowReader:
         wanted: dict[int, list[int]] = collections.defaultdict(list)
         for place in sorted(places):
             wanted[place // per_shard].append(place)
+        if self._copies is not None:
+            with ThreadPoolExecutor(_DOWNLOADS) as pool:
+                list(pool.map(self._open, wanted))
         found: dict[int, bytes] = {}
         for shard, inside in wanted.items():
             records = self._open(shard).read([place % per_shard for place in inside])
             found.update(zip(inside, records))
         return found
 
-    def _open_shard(self, shard: int) -> Any:
-        path = self._stage.path(shard)
-        return wait_for(lambda: _open(path), path, self._stage.patience_s)
+
+def _open_shard(stage: RolloutFolder, place: Path, shard: int) -> Any:
+    path = stage.path(shard)
+    return wait_for(lambda: _open(local_copy(path, place)), path, stage.patience_s)
 
 
 def _open(path: Path) -> Any:

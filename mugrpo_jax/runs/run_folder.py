@@ -8,7 +8,7 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import PATIENCE_S, wait_for, write_atomically
+from mugrpo_jax.files import PATIENCE_S, make_folder, wait_for, write_atomically
 from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
 
@@ -19,12 +19,12 @@ class RunFolder:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder, self.config = folder, config
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._write_or_check_config()
             if jax.process_index() == 0:
                 write_atomically(folder / "environment.json", json.dumps(environment(), indent=1))
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
+            raise ConfigError(f"{folder}: cannot be written ({error.strerror or error})") from None
         self.journal = Journal(folder / "metrics.jsonl")
 
     def _write_or_check_config(self) -> None:
