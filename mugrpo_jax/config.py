@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mugrpo_jax.files import to_path
 from mugrpo_jax.objectives import ObjectiveConfig
 
 
@@ -330,7 +331,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     source = "defaults" if path is None else str(path)
     if path is not None:
         try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            loaded = yaml.safe_load(to_path(path).read_bytes().decode())
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such config file") from None
         except UnicodeDecodeError as error:

@@ -1,27 +1,214 @@
-"""Files that survive a SIGKILL: atomic writes, and JSON lines whose last line may be incomplete."""
+"""Files that survive a SIGKILL, on a local disk and on Google Cloud Storage (`gs://bucket/folder`).
 
+A local file is written under a temporary name and renamed. An object in a bucket can neither be renamed nor
+appended to. But it appears or changes all at once, when its upload is complete, so it is written directly.
+All differences between the two kinds of storage are in this module; other modules get paths from `to_path`.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import importlib.util
 import json
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
+UPLOAD_S = 60.0  # an object to which lines are appended is uploaded after so many seconds, or by `sync`
+
+_T = TypeVar("_T")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that even a SIGKILL leaves the old or the new text."""
+def to_path(name: str | Path) -> Path:
+    """Return a `pathlib.Path`, or for `gs://bucket/folder` an `etils.epath.Path` with the same methods.
+
+    Raises:
+      ValueError: the name is a URL of other storage, or the package for `gs://` is not installed.
+    """
+    text = os.fspath(name)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return Path(name)
+    if scheme != "gs" or not rest.strip("/"):
+        raise ValueError(f"{text}: not supported; use a local folder or gs://BUCKET/FOLDER")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ValueError(f"{text}: the package gcsfs is not installed; pip install 'mugrpo-jax[gcs]'")
+    import fsspec
+    from etils import epath
+
+    # By default gcsfs remembers the lists of files, and would not see what other hosts write.
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    return cast(Path, epath.Path(text))
+
+
+def is_remote(path: Path) -> bool:
+    """Return whether a path is in a bucket."""
+    return "://" in os.fspath(path)
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without symbolic links; a path in a bucket is returned as it is."""
+    return path if is_remote(path) else path.resolve()
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents. A bucket has no folders, so nothing is done there."""
+    if not is_remote(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def size(path: Path) -> int:
+    """Return the number of bytes in a file."""
+    stat: Any = path.stat()
+    return stat.length if is_remote(path) else stat.st_size
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace the content of a file, so that even a SIGKILL leaves the old or the new content."""
+    data = content.encode() if isinstance(content, str) else content
+    if is_remote(path):
+        _upload(path, data)
+        return
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(data)
     flush(temporary)
     os.replace(temporary, path)
 
 
+def temporary_for(path: Path) -> Path:
+    """Return a local path at which to write a file; `publish` then gives the file its name `path`."""
+    return scratch_folder() / f"{path.name}.tmp" if is_remote(path) else path.with_suffix(".tmp")
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a complete file its name: rename it, or upload it as one object and delete the local copy."""
+    if is_remote(path):
+        _upload(path, temporary.read_bytes())
+        temporary.unlink()
+    else:
+        os.replace(temporary, path)
+
+
+def local_copy(path: Path, folder: Path) -> Path:
+    """Return the path of a file on a local disk. A file in a bucket is downloaded into `folder` once."""
+    if not is_remote(path):
+        return path
+    copy = folder / path.name
+    if not copy.exists():
+        # Several threads may download the same file; each needs its own temporary file.
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(path.read_bytes())
+        os.replace(file.name, copy)
+    return copy
+
+
+@functools.cache
+def scratch_folder() -> Path:
+    """Return a local folder of this process for files on their way to or from a bucket; removed at exit.
+
+    Folders that killed processes left behind are removed too. A living process holds a lock on its folder.
+    """
+    for old in Path(tempfile.gettempdir()).glob("mugrpo-scratch-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > 60 and _lock(old):  # a younger one may not be locked yet
+                shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="mugrpo-scratch-"))
+    _lock(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _lock(folder: Path) -> bool:
+    """Lock a folder until this process ends; return False if another process has locked it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+
+
+def _upload(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError:
+        raise
+    except Exception as error:  # gcsfs and google-auth have exceptions of their own
+        raise OSError(0, " ".join(str(error).split())) from error
+
+
+class LineFile:
+    """A file to which lines are appended.
+
+    On a local disk, each line is written at once. In a bucket, the lines are kept in memory, and the whole
+    file is uploaded by `sync`, and by `append` if the last upload is more than `UPLOAD_S` seconds ago.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._content: bytearray | None = None  # of a file in a bucket; None before it is read
+        self._uploaded, self._complete = time.monotonic(), True
+
+    def append(self, line: str) -> None:
+        """Append a line, which must end with a line break."""
+        if not is_remote(self.path):
+            with self.path.open("a") as file:
+                file.write(line)
+            return
+        if self._content is None:
+            self._content = bytearray(self.path.read_bytes() if self.path.exists() else b"")
+        self._content += line.encode()
+        self._complete = False
+        if time.monotonic() - self._uploaded > UPLOAD_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Upload the file if lines were appended since the last upload; nothing to do on a local disk."""
+        if self._content is not None and not self._complete:
+            write_atomically(self.path, bytes(self._content))
+            self._uploaded, self._complete = time.monotonic(), True
+
+    def replace(self, text: str) -> None:
+        """Replace all lines."""
+        write_atomically(self.path, text)
+        self._content, self._complete = None, True
+
+
 def flush(path: Path) -> None:
     """Wait until the content of a file, or the list of names in a folder, is on disk."""
+    if is_remote(path):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def wait_for(read: Callable[[], _T], path: Path, seconds: float) -> _T:
+    """Return `read()`. While it raises OSError or ValueError, try again, for up to `seconds` seconds.
+
+    Use this for a file that another host has just written: a network file system may show the file late, or
+    show it empty or incomplete at first. One printed line says that we wait.
+    """
+    end, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            return read()
+        except (OSError, ValueError):
+            if time.monotonic() >= end:
+                raise
+        if not said:
+            print(f"{path}: missing or incomplete here; waiting for it up to {seconds:g} s", flush=True)
+            said = True
+        time.sleep(min(0.5, seconds / 20))
 
 
 def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple[int, Any]]:

@@ -1,9 +1,11 @@
 """Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
-POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end. The environment
+POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end, and then prints how
+many rows this process read for its updates. The environment
 variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
 """
 
+import itertools
 import os
 import resource
 import signal
@@ -11,6 +13,7 @@ import sys
 
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.rollouts import rollout_folder as store
+from mugrpo_jax.rollouts import row_reader
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
 from mugrpo_jax.training import CheckpointStore, UpdateStep
@@ -52,4 +55,8 @@ if __name__ == "__main__":
     if point != "none":
         owner, name, after = POINTS[point]
         at(owner, name, int(count), signal.SIGTERM if more else signal.SIGKILL, after=after)
-    sys.exit(main(["train", *command]))
+    original, read = row_reader.decode_rollout, itertools.count()
+    row_reader.decode_rollout = lambda record: (next(read), original(record))[1]
+    code = main(["train", *command])
+    print(f"rows read: {next(read)}")
+    sys.exit(code)

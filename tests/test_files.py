@@ -1,6 +1,7 @@
 """Files after a kill: whole content or the old one, and JSON lines without the part that was cut off."""
 
 import os
+import time
 
 import pytest
 
@@ -68,3 +69,25 @@ def test_a_damaged_line_is_named_with_file_and_number(tmp_path):
     # Readers that only show a file keep what they can read, also when the last line break is missing.
     kept = list(files.read_json_lines(path, skip_damaged=True))
     assert kept == [(1, {"a": 1}), (3, {"a": 3}), (4, {"a": 4})]
+
+
+def test_a_file_of_another_host_is_waited_for_until_it_is_complete(tmp_path, capsys):
+    path = tmp_path / "manifest.json"
+    seen = iter([FileNotFoundError(path), ValueError("empty"), ValueError("half")])
+
+    def read():
+        if (problem := next(seen, None)) is not None:
+            raise problem
+        return "whole"
+
+    assert files.wait_for(read, path, 5.0) == "whole"
+    assert capsys.readouterr().out == f"{path}: missing or incomplete here; waiting for it up to 5 s\n"
+
+
+def test_the_wait_for_a_file_ends(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        files.wait_for((tmp_path / "never").read_bytes, tmp_path / "never", 0.2)
+    assert 0.2 <= time.monotonic() - started < 2
+    with pytest.raises(FileNotFoundError):  # without patience there is one attempt
+        files.wait_for((tmp_path / "never").read_bytes, tmp_path / "never", 0.0)

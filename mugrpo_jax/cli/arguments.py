@@ -53,9 +53,23 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as batch.stages=2")
 
 
+def path(text: str) -> Path:
+    """Convert an argument to the path of a local file or folder, or of one in a bucket (`gs://`)."""
+    from mugrpo_jax.files import to_path
+
+    try:
+        return to_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """Add `--out`, the folder of the run to start or resume."""
-    parser.add_argument("--out", type=Path, help="the run's folder (default: runs/NAME_OF_THE_CONFIG)")
+    parser.add_argument(
+        "--out",
+        type=path,
+        help="the run's folder, local or gs://BUCKET/FOLDER (default: runs/NAME_OF_THE_CONFIG)",
+    )
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +79,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:
     """Add the folder of an existing run as a positional argument."""
-    parser.add_argument("source", type=Path, metavar="RUN", help="the folder of the run")
+    parser.add_argument("source", type=path, metavar="RUN", help="the folder of the run")
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """`mugrpo replay`: optimise a stage of a run again, with its stored rollouts."""
 
 import argparse
-from pathlib import Path
 
 from mugrpo_jax.cli import arguments as shared
 from mugrpo_jax.cli.train import plan_and_train
@@ -21,7 +20,7 @@ def add(commands: shared.Commands) -> None:
     shared.add_source_run(parser)
     shared.add_overrides(parser)
     parser.add_argument("--stage", type=int, default=0, help="index of the stage, from 0 (default: 0)")
-    parser.add_argument("--out", type=Path, required=True, help="the new run's folder")
+    parser.add_argument("--out", type=shared.path, required=True, help="the new run's folder")
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
 
@@ -29,9 +28,10 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo replay` with the parsed arguments."""
     from mugrpo_jax import config as configs
+    from mugrpo_jax.files import absolute
     from mugrpo_jax.runs.run_folder import read_config
 
-    replay = [f"replay.run={arguments.source.resolve()}", f"replay.stage={arguments.stage}"]
+    replay = [f"replay.run={absolute(arguments.source)}", f"replay.stage={arguments.stage}"]
     with shared.join_hosts(arguments):
         read_config(arguments.source)  # for its clear error if the folder is not a run
         config = configs.load(arguments.source / "config.yaml", [*arguments.overrides, *replay])

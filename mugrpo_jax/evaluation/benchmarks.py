@@ -11,6 +11,7 @@ import yaml
 
 from mugrpo_jax import evaluation
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import to_path
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
 from mugrpo_jax.sampling.generate_text import claim_output
@@ -83,7 +84,7 @@ def benchmark(
     """
     chosen = SamplingSettings(**settings)
     if is_run(name):
-        step = checkpoint_step(Path(name), step=step, best=best)
+        step = checkpoint_step(to_path(name), step=step, best=best)
     elif step is not None or best:
         raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
     for task in tasks.values():
@@ -91,7 +92,7 @@ def benchmark(
         if not len(task.test):
             raise ValueError(f"task {task.name}: no held-out problems to evaluate")
     dtype = jnp.dtype(chosen.dtype)
-    model = load_model(name, dtype=dtype) if step is None else trained_model(Path(name), step, dtype=dtype)
+    model = load_model(name, dtype=dtype) if step is None else trained_model(to_path(name), step, dtype=dtype)
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     for out, task in tasks.items():
         claim_output(out, origin | _identity(task, reward, problems))

@@ -10,6 +10,7 @@ import jax
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import PATIENCE_S
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.resume import leave_if_stopped, save
 from mugrpo_jax.loop.run_context import RunContext
@@ -31,16 +32,20 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
     """Generate the rollouts of a stage that are not on disk yet, and return the folder with all of them."""
     config = run.config
     if config.replay.run is not None:
-        return replay.rollouts(config)
+        with distributed.together("replay"):
+            return replay.rollouts(config)
     rollouts = RolloutFolder(
         folder=run.folder.stage_folder(stage),
         identity=config.rollout_identity(stage),
         prompts=config.prompts_per_stage,
         prompts_per_shard=config.sampling.prompts_per_shard,
+        patience_s=PATIENCE_S if jax.process_count() > 1 else 0.0,
     )
-    manifest = rollouts.manifest()
+    seen = distributed.gather("complete", (rollouts.folder / "manifest.json").exists())
+    manifest = rollouts.manifest(complete=any(seen))
     if manifest is not None:
-        open_stage(rollouts.folder)  # checks every file
+        with distributed.together("rollouts"):  # the hosts share the work of checking the files
+            open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
     elif cursor.update:
         raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
     else:
@@ -73,7 +78,7 @@ def _generate(
     if stage + 1 < run.config.stages.stop:  # the next stage has the same size
         key = stage + 1, _prompts(rollouts, mine)
         run.next_requests = key, _requests(run, *key)
-    return (manifest or rollouts.manifest() or {}) | {"examples": examples}
+    return (manifest or rollouts.manifest(complete=True) or {}) | {"examples": examples}
 
 
 def _sample(

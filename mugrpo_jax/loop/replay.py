@@ -8,8 +8,11 @@ the same parameters. Settings on which the rollouts depend must be the same in b
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import to_path
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
@@ -21,7 +24,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
     differing = configs.differing_keys(_origin(other_config), _origin(config))
     if differing:
         raise ConfigError(f"{other}: cannot be replayed with another policy: {'; '.join(differing)}")
-    stage = open_stage(stage_folder(other, config.replay.stage))
+    stage = open_stage(
+        stage_folder(other, config.replay.stage), share=(jax.process_index(), jax.process_count())
+    )
     expected = other_config.rollout_identity(config.replay.stage)
     if dict(stage.identity) != expected:
         raise RolloutError(f"{stage.folder}: rollouts of {dict(stage.identity)}, the run says {expected}")
@@ -56,7 +61,7 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
 
 def _other(config: RunConfig) -> tuple[Path, RunConfig]:
     assert config.replay.run is not None
-    folder = Path(config.replay.run)
+    folder = to_path(config.replay.run)
     return folder, read_config(folder)
 
 

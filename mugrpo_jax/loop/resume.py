@@ -57,6 +57,7 @@ def save_if_due(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy:
 def save(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
     """Start to save a checkpoint, which is then written in the background."""
     run.pending.flush()  # so that the journal is complete up to this checkpoint
+    run.journal.sync()
     run.checkpoints.save(state, cursor, accuracy=accuracy)
     run.saved = cursor.updates
 

@@ -92,7 +92,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
-            check_trackers(config)
+            check_trackers(config, path)
             if config.replay.run is not None:
                 replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
@@ -107,6 +107,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
         resources.callback(gc.unfreeze)
         report = LiveReport(path, setup)
         resources.callback(report.finish)
+        resources.callback(folder.journal.sync)
         for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
             folder.journal.follow(tracker)
             resources.callback(tracker.close)

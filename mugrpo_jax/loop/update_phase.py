@@ -8,6 +8,7 @@ from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
+from mugrpo_jax.models.sharding import local_parts
 from mugrpo_jax.rollouts import RolloutFolder, UpdateStream
 from mugrpo_jax.runs import progress
 from mugrpo_jax.setup.sizes import update_statistics
@@ -37,6 +38,7 @@ def optimise(
             max_response=config.sampling.max_response_tokens,
             overlong_buffer=config.overlong_buffer,
             equal_groups=batch.equal_groups,
+            parts=local_parts(run.setup.mesh),
         )
         if cursor.data is not None:
             stream.seek(cursor.data)

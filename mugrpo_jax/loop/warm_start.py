@@ -59,6 +59,7 @@ def warm_started_weights(run: RunContext) -> Any:
                 pending.add(done - total, {"loss": metrics["loss"]} | run.stop_metric())
                 if done % config.checkpoints.every == 0 or done == total or run.stop.agreed:
                     pending.flush()
+                    run.journal.sync()
                     store.save(state, Cursor(updates=done))
                 if run.stop.agreed:
                     raise Stopped

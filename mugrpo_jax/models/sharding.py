@@ -95,6 +95,13 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec("batch"))
 
 
+def local_parts(mesh: Mesh) -> set[int]:
+    """Return which of the parts, into which `batch_sharding` splits a batch, are on devices of this host."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    found = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
+    return {part for where in found if where is not None for part in range(parts)[where[0]]}
+
+
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     """Shard `x` by the logical names of its axes. Without a current mesh, return `x` unchanged."""
     mesh = current_mesh()

@@ -13,7 +13,7 @@ import jinja2
 import numpy as np
 
 from mugrpo_jax import config as configs
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.report import panels
 from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.bokeh_charts import chart
@@ -25,8 +25,8 @@ from mugrpo_jax.report.samples import page_samples
 
 def write_page(runs: Sequence[History], path: str | Path) -> Path:
     """Write the report of these runs atomically, so that readers never see half a page. Return the path."""
-    write_atomically(Path(path), page(runs))
-    return Path(path)
+    write_atomically(to_path(path), page(runs))
+    return to_path(path)
 
 
 def page(runs: Sequence[History]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import to_path
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
@@ -24,7 +25,7 @@ def describe_rollouts(
     with a reward in this closed interval are described.
     """
     config = read_config(run)
-    origin = run if config.replay.run is None else Path(config.replay.run)
+    origin = run if config.replay.run is None else to_path(config.replay.run)
     tokenizer = run_model_tokenizer(config) if show else None
     parts = []
     for number in config.stages if stage is None else [stage]:

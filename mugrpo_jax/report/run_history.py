@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import absolute, to_path
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.runs.text_table import text_table
@@ -139,7 +140,7 @@ class History:
 
 def read_run(folder: str | Path) -> History:
     """Read the journal of a run. The run need not be finished."""
-    folder = Path(folder)
+    folder = to_path(folder)
     config = read_config(folder)
     path = folder / "metrics.jsonl"
     records = list(read_journal(path))
@@ -151,7 +152,7 @@ def read_run(folder: str | Path) -> History:
         return tuple(record for record in records if record["kind"] == name)
 
     return History(
-        name=folder.resolve().name,
+        name=absolute(folder).name,
         folder=folder,
         config=config,
         environment=_environment(folder / "environment.json"),

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import objectives
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import make_folder, size, write_atomically
 from mugrpo_jax.models import Model, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.models.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def write_samples(
         samples = [
             describe(row, logp, config, scorer.policy.tokenizer) for row, logp in choose(scored, count)
         ]
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, json.dumps(samples, allow_nan=False, separators=(",", ":")))
 
 
@@ -187,8 +187,8 @@ def page_samples(runs: Sequence[History]) -> tuple[list[dict[str, Any]], int]:
     left_out = 0
     for i, run in enumerate(runs):
         files = sorted((run.folder / "samples").glob("stage-*.json"))
-        size = sum(file.stat().st_size for file in files)
-        most = max(int(len(files) * PAGE_BYTES / len(runs) / max(size, 1)), 1)
+        total = sum(size(file) for file in files)
+        most = max(int(len(files) * PAGE_BYTES / len(runs) / max(total, 1)), 1)
         chosen = spread(files, most) if len(files) > 1 and most > 1 else files[-most:]
         left_out += len(files) - len(chosen)
         for file in chosen:

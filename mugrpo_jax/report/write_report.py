@@ -1,9 +1,11 @@
 """Write a report to files: the page, the overview figure, or every figure in a file of its own."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import absolute, make_folder, write_atomically
 from mugrpo_jax.report import panels
 from mugrpo_jax.report.page import write_page
 from mugrpo_jax.report.run_history import History
@@ -15,17 +17,19 @@ def write(runs: Sequence[History], out: Path, *, figures: Path | None = None) ->
     """Write the page (.html) or the overview figure to `out`, and all figures into the folder `figures`."""
     if out.suffix not in (".html", *_PICTURES):
         raise ConfigError(f"{out}: {out.suffix or 'no ending'}; possible: .html, {', '.join(_PICTURES)}")
-    folders = [run.folder.resolve() for run in runs]
+    folders = [absolute(run.folder) for run in runs]
     for run, folder in zip(runs, folders):
         if folders.count(folder) > 1:
             raise ConfigError(f"{run.folder}: given {folders.count(folder)} times; name each run once")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     if out.suffix == ".html":
         write_page(runs, out)
     else:
         from mugrpo_jax.report.figures import overview  # here, because matplotlib loads slowly
 
-        overview(runs).savefig(out)
+        file = io.BytesIO()
+        overview(runs).savefig(file, format=out.suffix[1:])
+        write_atomically(out, file.getvalue())
     if figures is not None:
         write_figures(runs, figures)
 

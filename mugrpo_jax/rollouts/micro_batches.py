@@ -5,7 +5,7 @@ by the denominator of the whole update, so the gradients of the micro-batches ad
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -83,12 +83,16 @@ def plan_buckets(
 
 
 class Row(NamedTuple):
-    """One response with its prompt, as it enters a micro-batch."""
+    """One response with its prompt, as it enters a micro-batch.
+
+    `origin` is the index of the group in its stage, and the number of the response in the group.
+    """
 
     prompt: np.ndarray
     response: np.ndarray
     behavior_logp: np.ndarray
     advantage: float
+    origin: tuple[int, int] = (0, 0)
 
     @property
     def length(self) -> int:
@@ -110,17 +114,43 @@ def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeS
     return {name: jax.ShapeDtypeStruct(*size) for name, size in sizes.items()}
 
 
-def arrange(rows: Sequence[Row], buckets: Buckets) -> tuple[MicroBatch, ...]:
-    """Pack rows, longest first, into micro-batches with the shapes of `buckets`."""
+ReadRows = Callable[[Sequence[Row]], Sequence[Row]]
+
+
+def arrange(
+    rows: Sequence[Row],
+    buckets: Buckets,
+    *,
+    read: ReadRows | None = None,
+    parts: Collection[int] | None = None,
+) -> tuple[MicroBatch, ...]:
+    """Pack rows, longest first, into micro-batches with the shapes of `buckets`.
+
+    If `read` is given, the tokens and log-probs of `rows` are not known yet, only their lengths. `read` then
+    returns the complete rows of those parts of the micro-batches that `parts` names (None: all parts), which
+    are the parts for the devices of this host. In the other parts, tokens and log-probs stay 0.
+    """
+    planned = _plan(rows, buckets)
+    if read is not None:
+        wanted = range(buckets.groups) if parts is None else sorted(parts)
+        members = [taken[part] for taken, _ in planned for part in wanted]
+        complete = iter(read([row for part in members for row in part]))
+        for part in members:
+            part[:] = [next(complete) for _ in part]
+    return tuple(_micro_batch(taken, shape, buckets) for taken, shape in planned)
+
+
+def _plan(rows: Sequence[Row], buckets: Buckets) -> list[tuple[list[list[Row]], Shape]]:
+    """Return the rows of each part of each micro-batch, and the shape of each micro-batch."""
     rest = _by_prompt(rows) if buckets.share else sorted(rows, key=lambda row: row.length, reverse=True)
-    micro_batches = []
+    planned = []
     while rest:
         longest = max(row.length for row in rest)
         tokens = sum(row.length - _common(row, before, buckets) for before, row in zip([None, *rest], rest))
         shape = _choose(buckets.sizes(buckets.fit(longest)), tokens, len(rest))
         taken, rest = _fill(rest, shape, buckets)
-        micro_batches.append(_micro_batch(taken, shape, buckets))
-    return tuple(micro_batches)
+        planned.append((taken, shape))
+    return planned
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row]:

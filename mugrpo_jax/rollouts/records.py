@@ -1,6 +1,10 @@
-"""Define the records for one response and for a group of responses, and convert groups to bytes and back."""
+"""Define the records for one response and for a group of responses, and convert groups to bytes and back.
+
+A group is stored as 1 + n records: its prompt, then its n responses. So a host can read single responses.
+"""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -29,7 +33,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One prompt and all its responses. A group is stored as one record, and groups are shuffled as a whole.
+    """One prompt and all its responses. Groups are shuffled as a whole.
 
     Attributes:
       index: position of the prompt in its stage, from 0.
@@ -54,42 +58,41 @@ class Group:
         return sum(len(rollout.tokens) for rollout in self.rollouts)
 
 
-def encode(group: Group) -> bytes:
-    """Convert a group to bytes. Equal groups give equal bytes."""
-    return msgpack.packb(
+def encode(group: Group) -> list[bytes]:
+    """Convert a group to its records. Equal groups give equal bytes."""
+    prompt = {"index": group.index, "problem": group.problem, "prompt": group.prompt.astype("<i4").tobytes()}
+    responses = [
         {
-            "index": group.index,
-            "problem": group.problem,
-            "prompt": group.prompt.astype("<i4").tobytes(),
-            "rollouts": [
-                {
-                    "tokens": r.tokens.astype("<i4").tobytes(),
-                    "logprobs": r.logprobs.astype("<f4").tobytes(),
-                    "reward": float(r.reward),
-                    "finish": r.finish,
-                    "status": r.status,
-                }
-                for r in group.rollouts
-            ],
+            "tokens": r.tokens.astype("<i4").tobytes(),
+            "logprobs": r.logprobs.astype("<f4").tobytes(),
+            "reward": float(r.reward),
+            "finish": r.finish,
+            "status": r.status,
         }
-    )
+        for r in group.rollouts
+    ]
+    return [msgpack.packb(record) for record in (prompt, *responses)]
 
 
-def decode(data: bytes) -> Group:
-    """Convert bytes from `encode` back to a group."""
-    raw: dict[str, Any] = msgpack.unpackb(data)
-    return Group(
-        index=raw["index"],
-        problem=raw["problem"],
-        prompt=np.frombuffer(raw["prompt"], "<i4"),
-        rollouts=tuple(
-            Rollout(
-                tokens=np.frombuffer(r["tokens"], "<i4"),
-                logprobs=np.frombuffer(r["logprobs"], "<f4"),
-                reward=r["reward"],
-                finish=r["finish"],
-                status=r["status"],
-            )
-            for r in raw["rollouts"]
-        ),
+def decode(records: Sequence[bytes]) -> Group:
+    """Convert the records from `encode` back to a group."""
+    raw: dict[str, Any] = msgpack.unpackb(records[0])
+    rollouts = tuple(decode_rollout(record) for record in records[1:])
+    return Group(raw["index"], raw["problem"], decode_prompt(records[0]), rollouts)
+
+
+def decode_prompt(record: bytes) -> np.ndarray:
+    """Return the prompt tokens in the first record of a group."""
+    return np.frombuffer(msgpack.unpackb(record)["prompt"], "<i4")
+
+
+def decode_rollout(record: bytes) -> Rollout:
+    """Convert one of the later records of a group to a response."""
+    raw: dict[str, Any] = msgpack.unpackb(record)
+    return Rollout(
+        tokens=np.frombuffer(raw["tokens"], "<i4"),
+        logprobs=np.frombuffer(raw["logprobs"], "<f4"),
+        reward=raw["reward"],
+        finish=raw["finish"],
+        status=raw["status"],
     )

@@ -2,27 +2,39 @@
 
     stage-000/
       shard-00000.arrayrecord   the groups of consecutive prompts, sorted by prompt index
-      shard-00000.json          the summary of the shard: counts, rewards, token totals, checksum
+      shard-00000.json          the summary of the shard: counts, rewards, token totals, index, checksum
+      index.npz                 lengths and rewards of all responses of the stage, see `StageIndex`
       manifest.json             the totals of all shards; this file exists only if the stage is complete
 
 Each file is written under a temporary name, flushed and then renamed. A shard is renamed after its summary.
 So every shard with its final name is complete, and a SIGKILL loses only the shards not yet renamed.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from mugrpo_jax.files import flush, write_atomically
+from mugrpo_jax.files import (
+    flush,
+    is_remote,
+    local_copy,
+    make_folder,
+    publish,
+    scratch_folder,
+    temporary_for,
+    wait_for,
+    write_atomically,
+)
 from mugrpo_jax.rollouts.records import Group, decode, encode
+from mugrpo_jax.rollouts.stage_index import StageIndex
 
 
 class RolloutError(ValueError):
@@ -37,12 +49,14 @@ class RolloutFolder:
       identity: what determines the rollouts: a hash of the settings, the stage, and the number of updates of
         the policy. If the files in the folder have another identity, reading them raises an error.
       prompts_per_shard: number of prompts in one shard; the last shard may hold fewer.
+      patience_s: how many seconds to wait for a file that another host has written, see `files.wait_for`.
     """
 
     folder: Path
     identity: Mapping[str, Any]
     prompts: int
     prompts_per_shard: int
+    patience_s: float = 0.0
 
     @property
     def shards(self) -> int:
@@ -79,24 +93,31 @@ class RolloutFolder:
                 f"shard {shard}: expected prompts {expected[0]}..{expected[-1]} in order, "
                 f"got {[group.index for group in groups]}"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         path = self.path(shard)
-        temporary = path.with_suffix(".tmp")
+        temporary = temporary_for(path)
         try:
             writer = ArrayRecordWriter(str(temporary), "group_size:1")
-            for group in groups:
-                writer.write(encode(group))
+            for record in [record for group in groups for record in encode(group)]:
+                writer.write(record)
             writer.close()
             flush(temporary)
         except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
             raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-        summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
-        write_json(path.with_suffix(".json"), summary)
-        os.replace(temporary, path)
+        summary = {
+            **summarise(groups),
+            "identity": dict(self.identity),
+            "sha256": _checksum(temporary),
+            "index": StageIndex.of(groups).columns(),
+        }
+        write_json(path.with_suffix(".json"), summary, indent=None)
+        publish(temporary, path)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
-        summaries = [read_json(self.path(shard).with_suffix(".json")) for shard in range(self.shards)]
+        summaries = self._summaries()
+        index = StageIndex.join([summary["index"] for summary in summaries]).to_bytes()
+        _write(self.folder / "index.npz", index)
         manifest = {
             "identity": dict(self.identity),
             "prompts": self.prompts,
@@ -104,18 +125,31 @@ class RolloutFolder:
             **_total(summaries),
             "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
+            "index_sha256": hashlib.sha256(index).hexdigest(),
         }
         flush(self.folder)  # the names of the shards must be on disk before the manifest
         write_json(self.folder / "manifest.json", manifest)
         flush(self.folder)
         return manifest
 
-    def manifest(self) -> dict[str, Any] | None:
-        """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs."""
+    def index(self) -> StageIndex:
+        """Return the index of the stage, made from the summaries of its shards, which must all exist."""
+        return StageIndex.join([summary["index"] for summary in self._summaries()])
+
+    def _summaries(self) -> list[dict[str, Any]]:
+        paths = [self.path(shard).with_suffix(".json") for shard in range(self.shards)]
+        return [read_json(path, patience_s=self.patience_s) for path in paths]
+
+    def manifest(self, *, complete: bool = False) -> dict[str, Any] | None:
+        """Return the manifest, or None if the stage is incomplete; raise an error if the identity differs.
+
+        Set `complete` if another host has said that the stage is complete: then a manifest that is not seen
+        here yet is waited for.
+        """
         path = self.folder / "manifest.json"
-        if not path.exists():
+        if not complete and not path.exists():
             return None
-        manifest = read_json(path)
+        manifest = read_json(path, patience_s=self.patience_s)
         if manifest["identity"] != dict(self.identity):
             raise RolloutError(
                 f"{path}: rollouts of {manifest['identity']}, expected {dict(self.identity)}; "
@@ -124,15 +158,18 @@ class RolloutFolder:
         return manifest
 
 
-def open_stage(folder: Path) -> RolloutFolder:
-    """Open the rollouts of a complete stage, and check every shard against the checksums in the manifest."""
+def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolder:
+    """Open the rollouts of a complete stage, and check shards against the checksums in the manifest.
+
+    With `share=(i, n)`, host `i` of `n` hosts checks every n-th shard, so that all hosts together check all.
+    """
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
     manifest = read_json(path)
     stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
-    for shard, checksum in enumerate(manifest["sha256"]):
-        shard_path = stage.path(shard)
+    for shard in range(share[0], stage.shards, share[1]):
+        shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
         if not shard_path.exists():
             raise RolloutError(
                 f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
@@ -145,12 +182,33 @@ def open_stage(folder: Path) -> RolloutFolder:
     return stage
 
 
+def read_index(stage: RolloutFolder) -> StageIndex:
+    """Read the index of a complete stage. If the file is damaged, make the index from the summaries again."""
+    path = stage.folder / "index.npz"
+    manifest = read_json(stage.folder / "manifest.json", patience_s=stage.patience_s)
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest() != manifest["index_sha256"]:
+        data = stage.index().to_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["index_sha256"]:
+        raise RolloutError(
+            f"{path}: its checksum differs from manifest.json; the file is damaged, restore it"
+        )
+    return StageIndex.from_bytes(data)
+
+
 def read_groups(stage: RolloutFolder) -> Iterator[Group]:
-    """Yield all groups of a complete stage, in the order of their prompts."""
+    """Yield all groups of a stage whose shards all exist, in the order of their prompts."""
     for shard in range(stage.shards):
-        with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
-            for record in reader.read_all():
-                yield decode(record)
+        records = _read_records(stage.path(shard))
+        size = len(records) // len(stage.shard_prompts(shard))
+        for start in range(0, len(records), size):
+            yield decode(records[start : start + size])
+
+
+def _read_records(path: Path) -> list[bytes]:
+    copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
+    with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
+        return reader.read_all()
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
@@ -175,7 +233,7 @@ def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [summary[name] for summary in summaries]
         if name == "longest_response":
             total[name] = max(values)
-        elif isinstance(first, Mapping) and name != "identity":
+        elif isinstance(first, Mapping) and name not in ("identity", "index"):
             total[name] = dict(sum(map(Counter, values), Counter()))
         elif isinstance(first, (int, float)):
             total[name] = sum(values)
@@ -194,22 +252,34 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
     return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Write `value` to a JSON file atomically; raise `RolloutError` if the file cannot be written."""
+    _write(path, json.dumps(value, indent=indent).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
-        write_atomically(path, json.dumps(value, indent=1))
+        write_atomically(path, data)
     except OSError as error:
         raise RolloutError(
-            f"{path}: cannot be written ({error.strerror}); the same command continues"
+            f"{path}: cannot be written ({error.strerror or error}); the same command continues"
         ) from None
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file; raise `RolloutError` if the file is not valid JSON."""
+def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
+    """Return the value in a JSON file; raise `RolloutError` if the file is missing or not valid JSON.
+
+    With `patience_s`, wait so many seconds for the file of another host, see `files.wait_for`.
+    """
+    waited = f" after {patience_s:g} s" if patience_s else ""
     try:
-        return json.loads(path.read_text())
+        return wait_for(lambda: json.loads(path.read_bytes()), path, patience_s)
+    except FileNotFoundError:
+        raise RolloutError(
+            f"{path}: not found{waited}; restore it, or put the run on storage that all hosts share"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RolloutError(f"{path}: not valid JSON ({error}); the file is damaged") from None
+        raise RolloutError(f"{path}: not valid JSON{waited} ({error}); the file is damaged") from None
 
 
 def _checksum(path: Path) -> str:

@@ -1,19 +1,21 @@
 """Read the rollouts of a stage from disk, and convert the rollouts to the data of updates.
 
 Each update uses exactly `prompts_per_update` groups. The order of the groups is shuffled in every epoch.
+Every host arranges every update from the index of the stage, but reads only the rows of its own devices.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
 from mugrpo_jax import objectives
-from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, Row, arrange, packed_tokens
-from mugrpo_jax.rollouts.records import Group, decode
-from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
+from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, ReadRows, Row, arrange, packed_tokens
+from mugrpo_jax.rollouts.records import Group
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder, read_index
+from mugrpo_jax.rollouts.row_reader import RowReader
 
 # What to do with equal groups. All responses of an equal group got the same reward, so its advantages are 0.
 #   keep  Compute equal groups like all other groups.
@@ -49,6 +51,8 @@ def make_update(
     max_response: int,
     overlong_buffer: int = 0,
     equal_groups: str = "keep",
+    read: ReadRows | None = None,
+    parts: Collection[int] | None = None,
 ) -> Update:
     """Compute the advantages of all responses in `groups`, and pack the responses into one update.
 
@@ -59,6 +63,7 @@ def make_update(
       max_response: the maximum number of tokens in a response.
       overlong_buffer: DAPO's length penalty grows over the last `overlong_buffer` tokens; 0 means no penalty.
       equal_groups: what to do with groups whose rewards are all equal, one of `EQUAL_GROUPS`.
+      read: reads the rows of the chosen `parts`, if `groups` are outlines without tokens; see `arrange`.
     """
     if equal_groups not in EQUAL_GROUPS:
         raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
@@ -69,11 +74,14 @@ def make_update(
     advantages = np.asarray(objectives.group_advantages(shaped, kind=advantage))
     equal = shaped.max(1) == shaped.min(1)
     rows = [
-        [Row(group.prompt, r.tokens, r.logprobs, a) for r, a in zip(group.rollouts, values)]
+        [
+            Row(group.prompt, r.tokens, r.logprobs, a, (group.index, i))
+            for i, (r, a) in enumerate(zip(group.rollouts, values))
+        ]
         for group, values in zip(groups, advantages)
     ]
     taken, counted = _choose_rows(rows, equal, equal_groups)
-    micro_batches = arrange(taken, buckets)
+    micro_batches = arrange(taken, buckets, read=read, parts=parts)
     padded = sum(batch["tokens"].size for batch in micro_batches)
     metrics = {
         "reward": float(rewards.mean()),
@@ -123,6 +131,7 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 class UpdateStream:
     """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
+    `parts` are the parts of each micro-batch for which this host reads rows (None: all), see `local_parts`.
     Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
@@ -136,18 +145,19 @@ class UpdateStream:
         prompts_per_update: int,
         **arrange: Any,
     ) -> None:
-        source = grain.sources.ArrayRecordDataSource([str(stage.path(i)) for i in range(stage.shards)])
-        per_epoch = len(source) // prompts_per_update
+        index = read_index(stage)
+        reader = RowReader(stage, responses=index.lengths.shape[1])
+        per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
         used = per_epoch * prompts_per_update
-        order = np.concatenate([rng.permutation(len(source))[:used] for rng in rngs])
+        order = np.concatenate([rng.permutation(stage.prompts)[:used] for rng in rngs])
         self.updates = per_epoch * epochs
         dataset = (
             grain.MapDataset.source(order.tolist())
-            .map(lambda index: decode(source[index]))
+            .map(index.outline)
             .batch(prompts_per_update, drop_remainder=True, batch_fn=list)
-            .map(lambda groups: make_update(groups, **arrange))
+            .map(lambda groups: make_update(groups, read=reader, **arrange))
         )
         self._iterator = iter(
             dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))

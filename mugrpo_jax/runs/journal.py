@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.files import read_json_lines, write_atomically
+from mugrpo_jax.files import LineFile, read_json_lines
 from mugrpo_jax.runs.trackers import Tracker
 
 
@@ -27,6 +27,7 @@ class Journal:
         self._events: dict[tuple[str, int], dict[str, Any]] = {}
         for record in read_journal(path):
             self._remember(record)
+        self._file = LineFile(path)
         self._trackers: list[Tracker] = []
         self._last = time.monotonic()
 
@@ -43,8 +44,7 @@ class Journal:
             record = record | {"seconds": record.get("seconds", {}) | {"elapsed": now - self._last}}
             self._last = now
             try:
-                with self.path.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                self._file.append(json.dumps(record) + "\n")
             except OSError as error:
                 raise ConfigError(
                     f"{self.path}: cannot be written ({error.strerror}); the same command continues"
@@ -62,9 +62,13 @@ class Journal:
         if not self._writes or not self.path.exists():
             return
         kept = [record for record in read_journal(self.path) if record["updates"] <= updates]
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        self._file.replace("".join(json.dumps(record) + "\n" for record in kept))
         for tracker in self._trackers:
             tracker.restart(kept)
+
+    def sync(self) -> None:
+        """Upload the journal of a run in a bucket; on a local disk, every record is written already."""
+        self._file.sync()
 
     def _remember(self, record: dict[str, Any]) -> None:
         if record["kind"] in ("stage", "evaluation"):

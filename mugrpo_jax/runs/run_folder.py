@@ -8,7 +8,7 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import PATIENCE_S, make_folder, wait_for, write_atomically
 from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
 
@@ -19,17 +19,19 @@ class RunFolder:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder, self.config = folder, config
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._write_or_check_config()
             if jax.process_index() == 0:
                 write_atomically(folder / "environment.json", json.dumps(environment(), indent=1))
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
+            raise ConfigError(f"{folder}: cannot be written ({error.strerror or error})") from None
         self.journal = Journal(folder / "metrics.jsonl")
 
     def _write_or_check_config(self) -> None:
         path = self.folder / "config.yaml"
         here = configs.to_dict(self.config)
+        if jax.process_index() > 0:
+            _wait_for_text(path)
         if path.exists():
             there = configs.to_dict(configs.load(path))  # keys that the file lacks have defaults
             may_change = dict.fromkeys((*configs.DISPLAY_SECTIONS, "mesh"))
@@ -39,14 +41,27 @@ class RunFolder:
                     f"{path}: this run was started with another config: {'; '.join(differing)}; "
                     "use another --out, or the config it was started with"
                 )
-        elif jax.process_index() == 0:
-            write_atomically(path, yaml.safe_dump(here, sort_keys=False))
         else:
-            raise ConfigError(f"{path}: not seen from here; --out must be on storage that all hosts share")
+            write_atomically(path, yaml.safe_dump(here, sort_keys=False))
 
     def stage_folder(self, stage: int) -> Path:
         """Return the folder with the rollouts of a stage."""
         return stage_folder(self.folder, stage)
+
+
+def _wait_for_text(path: Path) -> None:
+    """Wait for the file that process 0 has just written: a network file system may show it late or empty."""
+
+    def read() -> None:
+        if not path.read_bytes():
+            raise ValueError("empty")
+
+    try:
+        wait_for(read, path, PATIENCE_S)
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{path}: not seen here after {PATIENCE_S:g} s; --out must be on storage that all hosts share"
+        ) from None
 
 
 def stage_folder(run: Path, stage: int) -> Path:

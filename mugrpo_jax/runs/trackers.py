@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mugrpo_jax.config import ConfigError, RunConfig, to_dict
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import absolute, is_remote, scratch_folder, write_atomically
 
 Record = Mapping[str, Any]
 
@@ -31,8 +31,10 @@ class Tracker(Protocol):
         """Wait until all records are written."""
 
 
-def check_trackers(config: RunConfig) -> None:
-    """Raise an error if the config asks for a tracker whose package is not installed."""
+def check_trackers(config: RunConfig, folder: Path) -> None:
+    """Raise an error if the config asks for a tracker that is not installed, or not for this run folder."""
+    if config.tracking.tensorboard and is_remote(folder):
+        raise ConfigError(f"tracking.tensorboard: not possible in a bucket ({folder}); leave the key out")
     wanted = {
         "tensorboard": ("tensorboardX", config.tracking.tensorboard),
         "wandb": ("wandb", config.tracking.wandb is not None),
@@ -118,8 +120,8 @@ class WandB:
             known = json.loads(self._state.read_text())
         self._run: Any = wandb.init(
             project=project,
-            name=folder.resolve().name,
-            dir=str(folder),
+            name=absolute(folder).name,
+            dir=str(scratch_folder() if is_remote(folder) else folder),
             id=known["id"],
             resume="allow",
             config=dict(config),

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import to_path
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.io import huggingface
 from mugrpo_jax.models.io.loading import LoadedModel
@@ -22,7 +23,7 @@ from mugrpo_jax.training import CheckpointStore
 
 def is_run(path: str | Path) -> bool:
     """Return whether a path is the folder of a run."""
-    return (Path(path) / "config.yaml").is_file()
+    return (to_path(path) / "config.yaml").is_file()
 
 
 def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -> int:

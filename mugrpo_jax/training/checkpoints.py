@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from mugrpo_jax.config import CheckpointsSection
+from mugrpo_jax.files import absolute
 from mugrpo_jax.training.state import TrainState
 
 
@@ -44,7 +45,7 @@ class CheckpointStore:
                 "enable_async_checkpointing": True,
             }
         self._manager = ocp.CheckpointManager(
-            folder.absolute(),
+            absolute(folder),
             options=ocp.CheckpointManagerOptions(best_fn=_accuracy, step_format_fixed_length=6, **options),
         )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -124,9 +125,14 @@ def alone(place):
 
 
 @pytest.fixture(scope="module")
-def two(place):
+def two_shown(place):
     codes, shown, _ = launch(place / "two", by_slurm(2))
     assert codes == [0, 0], shown
+    return shown
+
+
+@pytest.fixture(scope="module")
+def two(place, two_shown):
     return place / "two"
 
 
@@ -169,6 +175,12 @@ def test_two_processes_that_slurm_started_are_one(alone, two):
     assert_same_end(alone, two, 1e-5)
     moved = trained_model(two, 8).params["embed"] - trained_model(two, 0).params["embed"]
     assert np.abs(moved).max() > 1e-2
+
+
+def test_each_process_reads_only_the_rows_of_its_own_devices(two_shown):
+    read = [int(re.search(r"rows read: (\d+)", text)[1]) for text in two_shown]
+    assert sum(read) == 2 * 4 * 2 * 4  # every response of the run once
+    assert max(read) < 0.6 * sum(read)
 
 
 def test_four_processes_on_another_mesh_are_one(alone, place):

@@ -144,16 +144,17 @@ def by_hand(config, folder, monkeypatch):
             stream = rollouts.UpdateStream(
                 stage, seed=0, stage_index=index, epochs=1, prompts_per_update=4, buckets=None
             )
-            order = [next(stream) for _ in range(4)]
+            stored = list(rollouts.read_groups(stage))
+            order = [[stored[outline.index] for outline in next(stream)] for _ in range(4)]
             assert sorted(group.index for groups in order for group in groups) == list(range(16))
             fresh = True
             for groups in order:
-                tokens, stored, mask, advantages = rectangle(groups)
+                tokens, sampled, mask, advantages = rectangle(groups)
                 if fresh:  # the rollouts came from these very weights
                     found = jax.jit(log_probs)(params, tokens)
-                    np.testing.assert_allclose(found * mask, stored, atol=3e-5)
+                    np.testing.assert_allclose(found * mask, sampled, atol=3e-5)
                     fresh = False
-                params, opt_state = update(params, opt_state, tokens, stored, mask, advantages)
+                params, opt_state = update(params, opt_state, tokens, sampled, mask, advantages)
     return params
 
 

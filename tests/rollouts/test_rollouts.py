@@ -1,12 +1,13 @@
 """Claims about rollouts: bytes and back, whole or absent on disk, complete updates at a saved position."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
 
 from mugrpo_jax import rollouts
-from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder
+from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, row_reader
 from mugrpo_jax.rollouts.micro_batches import Row, arrange
 
 
@@ -153,6 +154,77 @@ def test_a_stream_continues_from_its_saved_position(stage, done):
     rest = list(resumed)
     assert len(rest) == 12 - done
     assert all(same(a, b) for a, b in zip(rest, whole[done:]))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_hosts_read_only_their_own_rows_and_together_the_whole_update(stage, monkeypatch, share):
+    decoded = []
+    original = row_reader.decode_rollout
+    monkeypatch.setattr(row_reader, "decode_rollout", lambda data: decoded.append(1) or original(data))
+    settings = {"buckets": rollouts.plan_buckets(70, 1024, 4, unit=16, share=share), "prompts_per_update": 10}
+    settings |= {"epochs": 1, "equal_groups": "skip"}
+    whole, counts = list(stream(stage, **settings)), []
+    for parts in ({0, 1}, {2}, {3}):
+        decoded.clear()
+        own = list(stream(stage, **settings, parts=parts))
+        counts.append(len(decoded))
+        for mine, everything in zip(own, whole, strict=True):
+            assert (mine.denominator, mine.metrics) == (everything.denominator, everything.metrics)
+            for a, b in zip(mine.micro_batches, everything.micro_batches, strict=True):
+                for name in b:
+                    for part, (x, y) in enumerate(zip(np.split(a[name], 4), np.split(b[name], 4))):
+                        if part in parts or name not in ("tokens", "behavior_logp"):
+                            np.testing.assert_array_equal(x, y, err_msg=name)
+                        else:
+                            assert not x.any()
+    rows = sum(int(b["mask"].any(1).sum()) for update in whole for b in update.micro_batches)
+    assert sum(counts) == rows and counts[0] < 0.6 * rows and max(counts[1:]) < 0.35 * rows
+
+
+def test_a_damaged_index_is_made_again_from_the_summaries(stage):
+    first = next(stream(stage))
+    (stage.folder / "index.npz").write_bytes(b"")
+    assert same(first, next(stream(stage)))
+    stage.path(1).with_suffix(".json").write_text(stage.path(0).with_suffix(".json").read_text())
+    with pytest.raises(rollouts.RolloutError, match=r"index\.npz: its checksum differs"):
+        stream(stage)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard-00001.json", "shard-00001.arrayrecord"])
+def test_a_file_that_a_slow_network_disk_shows_empty_is_waited_for(stage, capsys, name):
+    path, patient = stage.folder / name, dataclasses.replace(stage, patience_s=5.0)
+    content = path.read_bytes()
+    expected = patient.manifest(), next(stream(patient)).denominator
+    path.write_bytes(b"")
+    with pytest.raises(rollouts.RolloutError, match=name):  # nothing is taken as empty
+        assert (
+            stage.commit()
+            if name.startswith("shard-00001.json")
+            else next(stream(stage, prompts_per_update=20))
+        )
+    threading.Timer(0.5, path.write_bytes, [content]).start()
+    if name == "shard-00001.json":
+        patient.commit()
+    assert (
+        patient.manifest(complete=True),
+        next(stream(patient, prompts_per_update=3)).denominator,
+    ) == expected
+    next(stream(patient, prompts_per_update=20))
+    assert f"{name}: missing or incomplete here; waiting" in capsys.readouterr().out
+
+
+def test_a_manifest_that_never_comes_is_an_error_and_not_an_empty_one(stage):
+    (stage.folder / "manifest.json").unlink()
+    assert stage.manifest() is None
+    with pytest.raises(rollouts.RolloutError, match=r"manifest\.json: not found after 0.2 s"):
+        dataclasses.replace(stage, patience_s=0.2).manifest(complete=True)
+
+
+def test_hosts_share_the_work_of_checking_a_stage(stage):
+    stage.path(1).write_bytes(b"damaged")
+    assert rollouts.open_stage(stage.folder, share=(0, 2)) == stage  # checks shards 0 and 2
+    with pytest.raises(rollouts.RolloutError, match=r"shard-00001\.arrayrecord"):
+        rollouts.open_stage(stage.folder, share=(1, 2))
 
 
 def test_micro_batches_have_the_planned_shapes_and_hold_what_was_stored(stage):

@@ -132,16 +132,16 @@ def test_a_tracker_that_fails_is_dropped_and_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("override", "package"), [("tracking.tensorboard=true", "tensorboardX"), ("tracking.wandb=mine", "wandb")]
 )
-def test_a_missing_package_is_refused_in_one_line(monkeypatch, override, package):
+def test_a_missing_package_is_refused_in_one_line(monkeypatch, override, package, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     extra = override.split("=")[0].split(".")[1]
     with pytest.raises(ConfigError) as error:
-        check_trackers(configs.load(None, [override]))
+        check_trackers(configs.load(None, [override]), tmp_path)
     assert str(error.value) == (
         f"tracking.{extra}: the package {package} is not installed; "
         f"pip install 'mugrpo-jax[{extra}]', or leave the key out"
     )
-    check_trackers(configs.load(None))
+    check_trackers(configs.load(None), tmp_path)
 
 
 def test_trackers_are_opened_as_the_config_asks(tmp_path):
