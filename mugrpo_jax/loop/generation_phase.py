@@ -11,7 +11,7 @@ import jax
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.resume import leave_if_stopped, save
+from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import RolloutFolder, open_stage
 from mugrpo_jax.rollouts.generate_rollouts import (
@@ -64,8 +64,7 @@ def _generate(
         seconds, examples = _sample(run, state, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
     if run.stop.agreed:
-        save(run, state, cursor)
-        leave_if_stopped(run)
+        save_if_due(run, state, cursor)  # and leaves
     seconds["generate"] = time.monotonic() - started
     seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
     manifest = rollouts.commit(seconds) if jax.process_index() == 0 else None

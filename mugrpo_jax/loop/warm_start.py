@@ -11,6 +11,7 @@ import jax
 from mugrpo_jax import training
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
+from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.rollouts import Update, plan_buckets
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.stop import Stopped
@@ -32,12 +33,13 @@ def warm_started_weights(run: RunContext) -> Any:
     )
     state = training.init_state(run.params, optimizer, track_drift=False)
     state = jax.device_put(state, training.state_sharding(run.setup.mesh, run.setup.model, state))
-    store, done = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), 0
+    move_unusable(run.folder.folder / "warm_start")
+    store, cursor = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), Cursor()
     with contextlib.closing(store):
         if store.latest() is not None:
             state, cursor = store.restore(state)
-            done = cursor.updates
-        run.journal.rewind(done - total)
+        done = cursor.updates
+        run.journal.rewind(done - total, cursor.journal)
         if done == total:
             return state.params
         setup = run.setup
@@ -59,7 +61,7 @@ def warm_started_weights(run: RunContext) -> Any:
                 pending.add(done - total, {"loss": metrics["loss"]} | run.stop_metric())
                 if done % config.checkpoints.every == 0 or done == total or run.stop.agreed:
                     pending.flush()
-                    store.save(state, Cursor(updates=done))
+                    store.save(state, Cursor(updates=done, journal=run.journal.position()))
                 if run.stop.agreed:
                     raise Stopped
     return state.params

@@ -49,6 +49,7 @@ def trained_model(run: Path, step: int, *, dtype: Any = None) -> LoadedModel:
     targets = placed(abstract, jax.tree.map(lambda _: place, abstract))
     store = CheckpointStore(run / "checkpoints")
     try:
+        store.check(step)
         params = store.restore_params(targets, step)
     finally:
         store.close()

@@ -1,14 +1,20 @@
 """Save and restore Orbax checkpoints, which hold the training state and the run's progress (`Cursor`)."""
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from mugrpo_jax.config import CheckpointsSection
+from mugrpo_jax.config import CheckpointsSection, ConfigError
+from mugrpo_jax.files import write_atomically
+from mugrpo_jax.training.checksums import ACCURACY, damage, write_checksums
 from mugrpo_jax.training.state import TrainState
+
+_EXTRA = "extra"  # a file that marks a checkpoint which was saved only because the run was stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +26,14 @@ class Cursor:
       update: the number of updates done in this stage. At 0, rollouts may still be missing.
       updates: the number of updates done in the whole run.
       data: the position in the stage's stream of updates, or None before the first update of the stage.
+      journal: what the journal contained when the checkpoint was saved, see `Journal.position`.
     """
 
     stage: int = 0
     update: int = 0
     updates: int = 0
     data: dict[str, Any] | None = None
+    journal: dict[str, Any] | None = None
 
 
 class CheckpointStore:
@@ -37,31 +45,55 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
     ) -> None:
+        self.folder = folder.absolute()
+        self._keep, self._updates_per_stage = keep, updates_per_stage
         options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
         if keep is not None:
             options = {
-                "preservation_policy": _preservation_policy(keep, updates_per_stage),
-                "enable_async_checkpointing": True,
+                "preservation_policy": self,
+                "async_options": ocp.AsyncOptions(post_finalization_callback=self._before_commit),
             }
         self._manager = ocp.CheckpointManager(
-            folder.absolute(),
-            options=ocp.CheckpointManagerOptions(best_fn=_accuracy, step_format_fixed_length=6, **options),
+            self.folder,
+            # A lightweight start does not read the files of the checkpoints, which may be damaged.
+            options=ocp.CheckpointManagerOptions(
+                step_format_fixed_length=6, lightweight_initialize=True, **options
+            ),
         )
+        self._accuracy = {step: _read_accuracy(self.path(step) / ACCURACY) for step in self.steps()}
+        self._extra = {step for step in self.steps() if (self.path(step) / _EXTRA).exists()}
+        self._saving = -1
 
-    def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-        """Start to save in the background, unless the newest checkpoint has the same number of updates.
+    def save(
+        self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None, extra: bool = False
+    ) -> None:
+        """Start to save in the background. If the newest checkpoint is this one, only add its accuracy.
 
-        The checkpoint exists once Orbax has renamed its temporary folder. `accuracy` is on held-out problems.
+        The checkpoint exists once Orbax has renamed its temporary folder.
+
+        Args:
+          accuracy: the accuracy on held-out problems, if it was measured.
+          extra: the run saves only because it was stopped. The next checkpoint replaces this one.
         """
-        if self._manager.latest_step() == cursor.updates:
+        step = cursor.updates
+        self.wait()  # so that `_before_commit` of the last save has ended
+        if self._manager.latest_step() == step:
+            if accuracy is not None and self._accuracy.get(step) != accuracy:
+                self._rate(step, accuracy)
             return
+        self._saving, self._accuracy[step] = step, accuracy
+        if extra:
+            self._extra.add(step)
         self._manager.save(
-            cursor.updates,
+            step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
             ),
-            metrics=None if accuracy is None else {"accuracy": accuracy},
         )
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint after `step` updates."""
+        return self.folder / f"{step:06d}"
 
     def latest(self) -> int | None:
         """Return the number of updates at the newest checkpoint, or None if there is no checkpoint."""
@@ -73,16 +105,26 @@ class CheckpointStore:
 
     def best(self) -> int | None:
         """Return the number of updates at the most accurate checkpoint, or None if no accuracy was saved."""
-        return self._manager.best_step()
+        return next(reversed(self._by_accuracy(self.steps())), None)
+
+    def check(self, step: int) -> None:
+        """Raise an error that names a damaged file of a checkpoint and the other checkpoints."""
+        if (problem := damage(self.path(step))) is not None:
+            others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+            raise ConfigError(f"{problem}; choose another checkpoint by its updates; kept: {others}")
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
         """Load state and cursor of a checkpoint (default: the newest) with the shardings of `abstract`."""
         step = self._manager.latest_step() if step is None else step
+        assert step is not None
         found = self._manager.restore(
             step,
             args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()),
         )
-        return found["state"], Cursor(**found["cursor"])
+        cursor = Cursor(**found["cursor"])
+        if cursor.updates != step:
+            raise ConfigError(f"{self.path(step)}: holds the state after {cursor.updates} updates")
+        return found["state"], cursor
 
     def restore_params(self, abstract: Any, step: int) -> Any:
         """Load only the weights of a checkpoint, with the shapes, dtypes and shardings of `abstract`."""
@@ -101,18 +143,56 @@ class CheckpointStore:
         """Finish saving and stop the background threads."""
         self._manager.close()
 
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tell Orbax which checkpoints to keep. Orbax calls this method when it saves a new checkpoint."""
+        kept = self._kept([info.step for info in checkpoints])
+        return [info.step in kept for info in checkpoints]
 
-def _accuracy(metrics: Any) -> float:
-    return metrics["accuracy"]
+    def _kept(self, steps: Sequence[int]) -> set[int]:
+        keep = self._keep
+        assert keep is not None
+        steps = sorted(steps)
+        kept = {*steps[-1:], *[step for step in steps if step not in self._extra][-keep.keep_last :]}
+        if keep.keep_best:
+            kept.update(self._by_accuracy(steps)[-keep.keep_best :])
+        if keep.keep_stage_starts and self._updates_per_stage is not None:
+            kept.update(step for step in steps if step % self._updates_per_stage == 0)
+        return kept
+
+    def _by_accuracy(self, steps: Sequence[int]) -> list[int]:
+        """Return the steps whose accuracy is known, the best one last; of equal ones, the newest last."""
+        known = {step: value for step in steps if (value := self._accuracy.get(step)) is not None}
+        return sorted(known, key=lambda step: (known[step], step))
+
+    def _rate(self, step: int, accuracy: float) -> None:
+        """Add the accuracy to a checkpoint that was saved without it, and delete those not kept any more."""
+        if jax.process_index() == 0:
+            _write_accuracy(self.path(step) / ACCURACY, accuracy)
+        self._accuracy[step] = accuracy
+        for old in sorted(set(self.steps()) - self._kept(self.steps())):
+            self._manager.delete(old)
+
+    def _before_commit(self) -> None:
+        """Complete the files of a checkpoint. Orbax calls this before it renames the temporary folder."""
+        step = self._saving
+        for folder in self.folder.glob(f"{step:06d}*"):
+            if step in self._extra:
+                (folder / _EXTRA).touch()
+            if (accuracy := self._accuracy[step]) is not None:
+                _write_accuracy(folder / ACCURACY, accuracy)
+            write_checksums(folder)
 
 
-def _preservation_policy(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
-    policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
-    if keep.keep_best:
-        best = preservation_policy.BestN(
-            get_metric_fn=_accuracy, n=keep.keep_best, keep_checkpoints_without_metrics=False
-        )
-        policies.append(best)
-    if keep.keep_stage_starts and updates_per_stage is not None:
-        policies.append(preservation_policy.EveryNSteps(updates_per_stage))
-    return preservation_policy.AnyPreservationPolicy(policies)
+def _write_accuracy(path: Path, accuracy: float) -> None:
+    text = repr(float(accuracy))
+    write_atomically(path, f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def _read_accuracy(path: Path) -> float | None:
+    """Return the accuracy in a file; None if there is no file, or if the file is damaged."""
+    text = path.read_bytes().decode("latin-1") if path.exists() else ""
+    number, _, checksum = text.strip().partition(" ")
+    if text and checksum != hashlib.sha256(number.encode()).hexdigest():
+        print(f"{path}: damaged; this checkpoint counts as not evaluated")
+        return None
+    return float(number) if number else None
