@@ -13,7 +13,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
-from mugrpo_jax.rollouts import RolloutFolder, open_stage
+from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
 from mugrpo_jax.rollouts.generate_rollouts import (
     StageRequests,
     stage_requests,
@@ -38,16 +38,51 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
         prompts=config.prompts_per_stage,
         prompts_per_shard=config.sampling.prompts_per_shard,
     )
-    manifest = rollouts.manifest()
-    if manifest is not None:
-        open_stage(rollouts.folder)  # checks every file
-    elif cursor.update:
-        raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
-    else:
+    manifest = _checked_manifest(run, rollouts, cursor)
+    if manifest is None:
         manifest = _generate(run, state, rollouts, stage, cursor)
     if not cursor.update and run.journal.find("stage", cursor.updates) is None:
         _record(run, manifest, stage, cursor)
     return rollouts
+
+
+def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> dict[str, Any] | None:
+    """Check all files of the stage; return its manifest, or None if shards must be generated.
+
+    Once the stage has updates, the policy that generated its shards is gone, so a damaged shard is an error.
+    """
+    manifest, problem = None, None
+    try:
+        manifest = rollouts.manifest()
+        if manifest is not None:
+            open_stage(rollouts.folder)
+        elif cursor.update:
+            problem = f"{rollouts.folder}: the rollouts of the stage under way are gone"
+    except DamagedRollouts as error:
+        problem = str(error)
+    found = [problem for problem in distributed.gather("rollouts", problem) if problem is not None]
+    if not found:
+        return manifest
+    if cursor.update and (shards := rollouts.problems()):
+        raise ConfigError(f"{next(iter(shards.values()))}; {_remedy(run, cursor)}")
+    progress.say(f"{found[0]}; it is made again")
+    if jax.process_index() == 0:
+        (rollouts.folder / "manifest.json").unlink(missing_ok=True)
+        if cursor.update:
+            rollouts.commit()  # all shards are there
+    distributed.gather("repaired", None)
+    return rollouts.manifest()
+
+
+def _remedy(run: RunContext, cursor: Cursor) -> str:
+    """Return what to do about a damaged shard of a stage that has updates."""
+    before = [step for step in run.checkpoints.steps() if step <= cursor.updates - cursor.update]
+    if not before:
+        return "restore the file from a backup, because no checkpoint from before this stage is kept"
+    return (
+        f"restore the file from a backup, or add --back-to {before[-1]} to the same command: then "
+        f"{cursor.updates - before[-1]} updates are done again, and the shard is generated again"
+    )
 
 
 def _generate(
