@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 
-from mugrpo_jax.cli.main import main
+from mugrpo_jax.cli.main import program
 from mugrpo_jax.rollouts import rollout_folder as store
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.tasks.scoring import InlineScorer
@@ -52,4 +52,5 @@ if __name__ == "__main__":
     if point != "none":
         owner, name, after = POINTS[point]
         at(owner, name, int(count), signal.SIGTERM if more else signal.SIGKILL, after=after)
-    sys.exit(main(["train", *command]))
+    sys.argv[1:] = ["train", *command]
+    program()

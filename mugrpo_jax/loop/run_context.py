@@ -22,7 +22,7 @@ from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.run_lock import RunLock
-from mugrpo_jax.runs.stop import StopRequest
+from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
@@ -113,7 +113,7 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
         gc.freeze()  # garbage collections need not visit the model, the task and the modules again
         resources.callback(gc.unfreeze)
         report = LiveReport(path, setup)
-        resources.callback(report.finish)
+        resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
             folder.journal.follow(tracker)
             resources.callback(tracker.close)

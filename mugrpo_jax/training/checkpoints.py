@@ -1,8 +1,10 @@
 """Save and restore Orbax checkpoints, which hold the training state and the run's progress (`Cursor`)."""
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ class CheckpointStore:
         )
         self._accuracy = {step: _read_accuracy(self.path(step) / ACCURACY) for step in self.steps()}
         self._extra = {step for step in self.steps() if (self.path(step) / _EXTRA).exists()}
-        self._saving = -1
+        self._saving, self._failed = -1, False
 
     def save(
         self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None, extra: bool = False
@@ -75,21 +77,22 @@ class CheckpointStore:
           accuracy: the accuracy on held-out problems, if it was measured.
           extra: the run saves only because it was stopped. The next checkpoint replaces this one.
         """
-        step = cursor.updates
         self.wait()  # so that `_before_commit` of the last save has ended
+        step = self._saving = cursor.updates
         if self._manager.latest_step() == step:
             if accuracy is not None and self._accuracy.get(step) != accuracy:
                 self._rate(step, accuracy)
             return
-        self._saving, self._accuracy[step] = step, accuracy
+        self._accuracy[step] = accuracy
         if extra:
             self._extra.add(step)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
-            ),
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
+                ),
+            )
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` updates."""
@@ -137,16 +140,31 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Block until the last save is on disk."""
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finish saving and stop the background threads."""
-        self._manager.close()
+        if not self._failed:
+            self.wait()
+            self._manager.close()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Tell Orbax which checkpoints to keep. Orbax calls this method when it saves a new checkpoint."""
         kept = self._kept([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of Orbax into one line, and do not use Orbax any more after it."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self._failed = True
+            known = re.findall(r"([^:]+) \[os_error_code|\[Errno \d+\] ([^:]+)", str(error))
+            reason = "".join(known[-1]).strip() if known else " ".join(str(error).split())[:300]
+            path = self.path(self._saving)
+            raise ConfigError(f"{path}: cannot be written ({reason}); the same command continues") from None
 
     def _kept(self, steps: Sequence[int]) -> set[int]:
         keep = self._keep
@@ -167,7 +185,8 @@ class CheckpointStore:
     def _rate(self, step: int, accuracy: float) -> None:
         """Add the accuracy to a checkpoint that was saved without it, and delete those not kept any more."""
         if jax.process_index() == 0:
-            _write_accuracy(self.path(step) / ACCURACY, accuracy)
+            with self._writing():
+                _write_accuracy(self.path(step) / ACCURACY, accuracy)
         self._accuracy[step] = accuracy
         for old in sorted(set(self.steps()) - self._kept(self.steps())):
             self._manager.delete(old)
