@@ -1,8 +1,6 @@
 """`python -m mugrpo_jax` is the same as `mugrpo`."""
 
-import sys
-
-from mugrpo_jax.cli.main import main
+from mugrpo_jax.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -1,17 +1,17 @@
 """Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
 POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end, and then prints how
-many rows this process read for its updates. The environment
-variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
+many rows this process read for its updates. The environment variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
 """
 
+import atexit
 import itertools
 import os
 import resource
 import signal
 import sys
 
-from mugrpo_jax.cli.main import main
+from mugrpo_jax.cli.main import program
 from mugrpo_jax.rollouts import rollout_folder as store
 from mugrpo_jax.rollouts import row_reader
 from mugrpo_jax.runs.journal import Journal
@@ -57,6 +57,6 @@ if __name__ == "__main__":
         at(owner, name, int(count), signal.SIGTERM if more else signal.SIGKILL, after=after)
     original, read = row_reader.decode_rollout, itertools.count()
     row_reader.decode_rollout = lambda record: (next(read), original(record))[1]
-    code = main(["train", *command])
-    print(f"rows read: {next(read)}")
-    sys.exit(code)
+    sys.argv[1:] = ["train", *command]
+    atexit.register(lambda: print(f"rows read: {next(read)}"))
+    program()

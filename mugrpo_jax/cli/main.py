@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
 from mugrpo_jax import __version__
 from mugrpo_jax.cli import eval as evaluate
@@ -20,7 +22,7 @@ COMMANDS = (train, sft, generate, evaluate, rollouts, replay, export, report, pl
 def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return its exit status; print an error that the user can fix and return 2."""
     arguments = parse(argv)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a lot about every checkpoint
+    _silence_background_threads()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that a user's own reward function can be imported
     from mugrpo_jax.distributed import Stopped
@@ -39,6 +41,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def program() -> NoReturn:
+    """Execute one command and end the process; this is what the shell calls.
+
+    After an error, the process ends at once, because threads of a failed save would keep it for minutes.
+    """
+    status = main()
+    if status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _silence_background_threads() -> None:
+    """Print nothing about checkpoints except the one line of the error that `main` prints.
+
+    Orbax logs a lot about every checkpoint, and TensorStore prints a stack trace for each array not written.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    sys.excepthook = _print_error
+
+
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -24,15 +24,26 @@ def add(commands: shared.Commands) -> None:
     shared.add_run_folder(parser)
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
+    parser.add_argument(
+        "--back-to",
+        type=int,
+        metavar="UPDATES",
+        help="go back to the kept checkpoint after this many updates; later checkpoints are moved away",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo train` with the parsed arguments."""
     with shared.join_hosts(arguments):
-        plan_and_train(shared.load_config(arguments), shared.run_folder(arguments), dry_run=arguments.dry_run)
+        plan_and_train(
+            shared.load_config(arguments),
+            shared.run_folder(arguments),
+            dry_run=arguments.dry_run,
+            back_to=arguments.back_to,
+        )
 
 
-def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool) -> None:
+def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None) -> None:
     """Print the plan, check that the run fits into memory, then train; a dry run only prints."""
     import jax
 
@@ -50,4 +61,4 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool) -> None:
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         check_memory(plan)
-    stages.train(config, folder)
+    stages.train(config, folder, back_to=back_to)

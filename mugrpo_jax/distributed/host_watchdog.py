@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -18,6 +19,7 @@ GONE = 75  # exit status of a host that ends because another host is gone; EX_TE
 
 _ROUND_S = 1.0  # time between two rounds of the watchers
 _NEWS = "mugrpo/news"
+_at_end: list[Callable[[], None]] = []
 
 
 def share(stop: Any) -> None:
@@ -26,8 +28,16 @@ def share(stop: Any) -> None:
         Watcher.current.stop = stop
 
 
+def at_end(action: Callable[[], None]) -> None:
+    """Call `action` before `end_process` ends this process, which skips all other cleaning up."""
+    _at_end.append(action)
+
+
 def end_process(status: int, message: str) -> NoReturn:
     """Print a message and end this process at once, without waiting for other threads or hosts."""
+    for action in _at_end:
+        with contextlib.suppress(Exception):
+            action()
     print(f"mugrpo: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(status)

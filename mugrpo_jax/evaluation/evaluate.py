@@ -18,6 +18,7 @@ from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request
 from mugrpo_jax.tasks import Problem, Score, Scorer
+from mugrpo_jax.tasks.scoring import known_score
 
 
 @dataclass(frozen=True)
@@ -175,4 +176,6 @@ def _scored(
         if stopped():
             return
     for response, future in waiting:
+        if not known_score(future, stopped):
+            return
         yield response, future.result()

@@ -12,9 +12,9 @@ from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import PATIENCE_S
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.resume import leave_if_stopped, save
+from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
-from mugrpo_jax.rollouts import RolloutFolder, open_stage
+from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
 from mugrpo_jax.rollouts.generate_rollouts import (
     StageRequests,
     stage_requests,
@@ -41,18 +41,52 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
         prompts_per_shard=config.sampling.prompts_per_shard,
         patience_s=PATIENCE_S if jax.process_count() > 1 else 0.0,
     )
-    seen = distributed.gather("complete", (rollouts.folder / "manifest.json").exists())
-    manifest = rollouts.manifest(complete=any(seen))
-    if manifest is not None:
-        with distributed.together("rollouts"):  # the hosts share the work of checking the files
-            open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
-    elif cursor.update:
-        raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
-    else:
+    manifest = _checked_manifest(run, rollouts, cursor)
+    if manifest is None:
         manifest = _generate(run, state, rollouts, stage, cursor)
     if not cursor.update and run.journal.find("stage", cursor.updates) is None:
         _record(run, manifest, stage, cursor)
     return rollouts
+
+
+def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> dict[str, Any] | None:
+    """Check all files of the stage; return its manifest, or None if shards must be generated.
+
+    Once the stage has updates, the policy that generated its shards is gone, so a damaged shard is an error.
+    """
+    manifest, problem = None, None
+    seen = distributed.gather("complete", (rollouts.folder / "manifest.json").exists())
+    try:
+        manifest = rollouts.manifest(complete=any(seen))
+        if manifest is not None:  # the hosts share the work of checking the files
+            open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
+        elif cursor.update:
+            problem = f"{rollouts.folder}: the rollouts of the stage under way are gone"
+    except DamagedRollouts as error:
+        problem = str(error)
+    found = [problem for problem in distributed.gather("rollouts", problem) if problem is not None]
+    if not found:
+        return manifest
+    if cursor.update and (shards := rollouts.problems()):
+        raise ConfigError(f"{next(iter(shards.values()))}; {_remedy(run, cursor)}")
+    progress.say(f"{found[0]}; it is made again")
+    if jax.process_index() == 0:
+        (rollouts.folder / "manifest.json").unlink(missing_ok=True)
+        if cursor.update:
+            rollouts.commit()  # all shards are there
+    distributed.gather("repaired", None)
+    return rollouts.manifest(complete=cursor.update > 0)
+
+
+def _remedy(run: RunContext, cursor: Cursor) -> str:
+    """Return what to do about a damaged shard of a stage that has updates."""
+    before = [step for step in run.checkpoints.steps() if step <= cursor.updates - cursor.update]
+    if not before:
+        return "restore the file from a backup, because no checkpoint from before this stage is kept"
+    return (
+        f"restore the file from a backup, or add --back-to {before[-1]} to the same command: then "
+        f"{cursor.updates - before[-1]} updates are done again, and the shard is generated again"
+    )
 
 
 def _generate(
@@ -69,8 +103,7 @@ def _generate(
         seconds, examples = _sample(run, state, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
     if run.stop.agreed:
-        save(run, state, cursor)
-        leave_if_stopped(run)
+        save_if_due(run, state, cursor)  # and leaves
     seconds["generate"] = time.monotonic() - started
     seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
     manifest = rollouts.commit(seconds) if jax.process_index() == 0 else None

@@ -21,10 +21,12 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
 
     If the journal already has the accuracy for this number of updates, it is not measured again.
     """
-    if not (run.config.evaluation.problems and len(run.task.test) and _due(run, cursor)):
+    if not evaluation_due(run, cursor):
         return None
     if (known := run.journal.find("evaluation", cursor.updates)) is not None:
         return known["accuracy"]
+    if run.stop.agreed:
+        return None  # the resumed run measures it
     run.pending.flush()
     started, compiled = time.monotonic(), compile_clock().seconds
     result = _evaluate(run, state, f"evaluate after {cursor.updates} updates")
@@ -81,9 +83,11 @@ def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.Eval
     return evaluation.summarise("held-out", evaluation.unpack_rows(parts), samples=settings.samples)
 
 
-def _due(run: RunContext, cursor: Cursor) -> bool:
+def evaluation_due(run: RunContext, cursor: Cursor) -> bool:
     """Return whether to evaluate now; not after the last update of a stage, but at the next stage's start."""
     every, stages = run.config.evaluation.every, run.config.stages
+    if not (run.config.evaluation.problems and len(run.task.test)):
+        return False
     if cursor.update:
         inside = cursor.update < run.config.batch.updates_per_stage
         return inside and every is not None and cursor.updates % every == 0

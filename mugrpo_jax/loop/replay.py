@@ -13,6 +13,7 @@ import jax
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
+from mugrpo_jax.loop.whole_checkpoints import check_whole
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
@@ -48,6 +49,7 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
     store = CheckpointStore(other / "checkpoints")
     try:
         if first in store.steps():
+            check_whole(store.path(first))
             return store.restore(targets, first)
         if first == 0 and not other_config.warm_start.updates:
             return None

@@ -1,7 +1,10 @@
 """Start or resume a run, and save checkpoints."""
 
+import dataclasses
+
 from mugrpo_jax import training
 from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.held_out import evaluation_due
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.warm_start import warm_started_weights
 from mugrpo_jax.runs import progress
@@ -16,7 +19,7 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
     if run.checkpoints.latest() is not None:
         run.params = None  # the checkpoint contains the weights, and the devices need the memory
         state, cursor = run.checkpoints.restore(targets)
-        run.journal.rewind(cursor.updates)
+        run.journal.rewind(cursor.updates, cursor.journal)
         run.saved = cursor.updates
         progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
         return state, cursor
@@ -31,6 +34,7 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
             params, run.optimizer, setup.mesh, setup.model, track_drift=config.track_drift
         )
         cursor = Cursor()
+    run.journal.rewind(cursor.updates)  # a run killed before its first checkpoint has records
     save(run, state, cursor)
     return state, cursor
 
@@ -44,21 +48,29 @@ def save_if_due(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy:
     if cursor.update == batch.updates_per_stage:
         return
     due = (
-        cursor.updates - run.saved >= keep.every
+        cursor.updates // keep.every > run.saved // keep.every
         or cursor.stage == run.config.stages.stop
         or (keep.keep_stage_starts and cursor.update == 0)
-        or (keep.keep_best > 0 and accuracy is not None)
+        or (keep.keep_best > 0 and evaluation_due(run, cursor))
     )
     if due or run.stop.agreed:
-        save(run, state, cursor, accuracy=accuracy)
+        save(run, state, cursor, accuracy=accuracy, extra=not due)
     leave_if_stopped(run)
 
 
-def save(run: RunContext, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
+def save(
+    run: RunContext,
+    state: TrainState,
+    cursor: Cursor,
+    *,
+    accuracy: float | None = None,
+    extra: bool = False,
+) -> None:
     """Start to save a checkpoint, which is then written in the background."""
     run.pending.flush()  # so that the journal is complete up to this checkpoint
     run.journal.sync()
-    run.checkpoints.save(state, cursor, accuracy=accuracy)
+    cursor = dataclasses.replace(cursor, journal=run.journal.position())
+    run.checkpoints.save(state, cursor, accuracy=accuracy, extra=extra)
     run.saved = cursor.updates
 
 

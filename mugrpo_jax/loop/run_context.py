@@ -16,11 +16,13 @@ from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_folder import RunFolder
-from mugrpo_jax.runs.stop import StopRequest
+from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
@@ -87,8 +89,11 @@ class RunContext:
 
 
 @contextlib.contextmanager
-def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
-    """Load the model and the task, and open the run's folder; leaving the context closes everything."""
+def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> Iterator[RunContext]:
+    """Load the model and the task, and open the run's folder; leaving the context closes everything.
+
+    With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
+    """
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
@@ -99,14 +104,16 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
             setup, params = load_run_model(config)
-        folder = _open_folder(path, config)  # last: a config that cannot run must not claim the folder
+        # After everything else: a config that cannot run must not claim the folder.
+        folder = _open_folder(path, config, resources)
+        move_unusable(path / "checkpoints", back_to)
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )
         gc.freeze()  # garbage collections need not visit the model, the task and the modules again
         resources.callback(gc.unfreeze)
         report = LiveReport(path, setup)
-        resources.callback(report.finish)
+        resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         resources.callback(folder.journal.sync)
         for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
             folder.journal.follow(tracker)
@@ -119,12 +126,14 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             yield run
 
 
-def _open_folder(path: Path, config: RunConfig) -> RunFolder:
-    """Open the folder of the run. The first host creates it before the other hosts open it."""
+def _open_folder(path: Path, config: RunConfig, resources: contextlib.ExitStack) -> RunFolder:
+    """Open the folder of the run. The first host creates and locks it before the other hosts open it."""
     folder: RunFolder | None = None
     for first in (True, False):
         with distributed.together("claim"):
             if first == (jax.process_index() == 0):
+                if first:
+                    resources.enter_context(RunLock(path))
                 folder = RunFolder(path, config)
     assert folder is not None
     return folder

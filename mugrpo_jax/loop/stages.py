@@ -28,13 +28,17 @@ from mugrpo_jax.loop.update_phase import optimise
 from mugrpo_jax.training import Cursor
 
 
-def train(config: RunConfig, folder: Path) -> Path:
-    """Start or resume the run that `config` describes; return the folder of the run."""
-    with open_run(config, folder) as run:
+def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Path:
+    """Start or resume the run that `config` describes; return the folder of the run.
+
+    With `back_to`, a run goes back to its checkpoint after so many updates.
+    """
+    with open_run(config, folder, back_to=back_to) as run:
         state, cursor = resume(run)
         for stage in range(cursor.stage, config.stages.stop):
+            # At the start of a stage, or inside a stage if an evaluation was interrupted.
+            save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             if cursor.update == 0:
-                save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
                 state = training.start_stage(state)  # the current weights become the behavior policy
             rollouts = generate_stage(run, state, stage, cursor)
             for state, cursor in optimise(run, state, stage, rollouts, cursor):  # noqa: B020
@@ -50,5 +54,5 @@ def warm_start(config: RunConfig, folder: Path) -> Path:
     """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
     with open_run(config, folder) as run:
         state, cursor = resume(run)
-        held_out_accuracy(run, state, cursor)
+        save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder

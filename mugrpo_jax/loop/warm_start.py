@@ -9,6 +9,7 @@ from typing import Any
 from mugrpo_jax import training
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
+from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.rollouts import Update, plan_buckets
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.stop import Stopped
@@ -29,7 +30,8 @@ def warm_started_weights(run: RunContext) -> Any:
         run.setup.model,
     )
     mesh, model = run.setup.mesh, run.setup.model
-    store, done = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), 0
+    move_unusable(run.folder.folder / "warm_start")
+    store, cursor = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), Cursor()
     with contextlib.closing(store):
         params, run.params = run.params, None
         if store.latest() is None:
@@ -37,8 +39,8 @@ def warm_started_weights(run: RunContext) -> Any:
         else:
             del params  # the checkpoint contains the weights, and the devices need the memory
             state, cursor = store.restore(training.abstract_state(optimizer, mesh, model, track_drift=False))
-            done = cursor.updates
-        run.journal.rewind(done - total)
+        done = cursor.updates
+        run.journal.rewind(done - total, cursor.journal)
         if done == total:
             return state.params
         step = UpdateStep(
@@ -60,7 +62,7 @@ def warm_started_weights(run: RunContext) -> Any:
                 if done % config.checkpoints.every == 0 or done == total or run.stop.agreed:
                     pending.flush()
                     run.journal.sync()
-                    store.save(state, Cursor(updates=done))
+                    store.save(state, Cursor(updates=done, journal=run.journal.position()))
                 if run.stop.agreed:
                     raise Stopped
     return state.params

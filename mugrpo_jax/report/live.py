@@ -45,22 +45,26 @@ class LiveReport:
         if time.monotonic() >= self._quiet_until:
             self._draw()
 
-    def finish(self) -> None:
-        """Write the page for the last time, unless the run recorded no metrics."""
-        if (self.folder / "metrics.jsonl").exists():
-            self._draw()
+    def finish(self, *, failed: bool = False) -> None:
+        """Write the page for the last time, unless the run recorded no metrics.
 
-    def _draw(self) -> None:
+        If the run failed, nothing is printed about the page, so that the run's own error stands alone.
+        """
+        if (self.folder / "metrics.jsonl").exists():
+            self._draw(quiet=failed)
+
+    def _draw(self, *, quiet: bool = False) -> None:
         if jax.process_index() == 0:
             started = time.monotonic()
-            _try(lambda: write_page([read_run(self.folder)], self.folder / "report.html"))
+            _try(lambda: write_page([read_run(self.folder)], self.folder / "report.html"), quiet=quiet)
             ended = time.monotonic()
             self._quiet_until = ended + (ended - started) / _SHARE
 
 
-def _try(action: Callable[[], Any]) -> Any:
+def _try(action: Callable[[], Any], *, quiet: bool = False) -> Any:
     try:
         return action()
     except Exception as error:  # a failed report must not stop the training
-        print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)
+        if not quiet:
+            print(f"report: {type(error).__name__}: {error}; training goes on", file=sys.stderr)
         return None

@@ -9,6 +9,7 @@ from mugrpo_jax.rollouts.records import Group as Group
 from mugrpo_jax.rollouts.records import Rollout as Rollout
 from mugrpo_jax.rollouts.records import decode as decode
 from mugrpo_jax.rollouts.records import encode as encode
+from mugrpo_jax.rollouts.rollout_folder import DamagedRollouts as DamagedRollouts
 from mugrpo_jax.rollouts.rollout_folder import RolloutError as RolloutError
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder as RolloutFolder
 from mugrpo_jax.rollouts.rollout_folder import open_stage as open_stage

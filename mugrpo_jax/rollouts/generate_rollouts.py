@@ -104,7 +104,7 @@ def write_shards(
                 break
         seconds = {
             "sample": time.monotonic() - started,
-            "score_wait": writer.finish(wait=not stopped()),
+            "score_wait": writer.finish(stopped),
             "write": writer.write_seconds,
             "device_idle": sampler.stats.host_seconds,
             "occupancy": sampler.stats.occupancy,

@@ -41,6 +41,10 @@ class RolloutError(ValueError):
     """Raised if rollouts cannot be read, written or used. The message names the file and says what to do."""
 
 
+class DamagedRollouts(RolloutError):
+    """Raised if a file of a stage is missing or damaged."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RolloutFolder:
     """The folder with the rollouts of one stage, which has `prompts` prompts.
@@ -74,16 +78,22 @@ class RolloutFolder:
 
     def missing_shards(self, shards: Sequence[int] | None = None) -> list[int]:
         """Return those of `shards` (None: all) that are missing or damaged. Damaged shards are deleted."""
-        missing = []
+        problems = self.problems(shards)
+        for shard, problem in problems.items():
+            if self.path(shard).exists():
+                print(f"{problem}; it will be generated again")
+                self.path(shard).unlink()
+        return list(problems)
+
+    def problems(self, shards: Sequence[int] | None = None) -> dict[int, str]:
+        """Return those of `shards` (None: all) that are missing or damaged, each with a text about it."""
+        found = {}
         for shard in range(self.shards) if shards is None else shards:
             path = self.path(shard)
-            if not path.exists():
-                missing.append(shard)
-            elif (problem := _damage(path, self.identity)) is not None:
-                print(f"{path}: {problem}; it will be generated again")
-                path.unlink()
-                missing.append(shard)
-        return missing
+            problem = _damage(path, self.identity) if path.exists() else "missing"
+            if problem is not None:
+                found[shard] = f"{path}: {problem}"
+        return found
 
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
         """Write the groups of one shard, sorted by prompt index, and the summary of the shard."""
@@ -149,7 +159,7 @@ class RolloutFolder:
         path = self.folder / "manifest.json"
         if not complete and not path.exists():
             return None
-        manifest = read_json(path, patience_s=self.patience_s)
+        manifest = read_manifest(path, patience_s=self.patience_s)
         if manifest["identity"] != dict(self.identity):
             raise RolloutError(
                 f"{path}: rollouts of {manifest['identity']}, expected {dict(self.identity)}; "
@@ -166,19 +176,16 @@ def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolde
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
-    manifest = read_json(path)
+    manifest = read_manifest(path)
     stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
+    if len(manifest["sha256"]) != stage.shards:
+        raise DamagedRollouts(f"{path}: damaged, it has {len(manifest['sha256'])} checksums")
     for shard in range(share[0], stage.shards, share[1]):
         shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
         if not shard_path.exists():
-            raise RolloutError(
-                f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
-            )
+            raise DamagedRollouts(f"{shard_path}: missing, though {path.name} lists it")
         if _checksum(shard_path) != checksum:
-            raise RolloutError(
-                f"{shard_path}: its checksum differs from {path.name}; the file is damaged, restore it, "
-                f"or remove {folder} and restart from the stage's first checkpoint"
-            )
+            raise DamagedRollouts(f"{shard_path}: damaged, its checksum differs from {path.name}")
     return stage
 
 
@@ -244,12 +251,27 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
     summary_path = path.with_suffix(".json")
     if not summary_path.exists():
         return "its summary is missing"
-    summary = read_json(summary_path)
+    try:
+        summary = read_json(summary_path)
+        missing = {"identity", "sha256", *summarise(())} - summary.keys()
+    except (RolloutError, AttributeError):
+        return "its summary is damaged"
+    if missing:
+        return f"its summary is damaged, {min(missing)} is missing"
     if summary["identity"] != dict(identity):
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
     return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
+
+
+def read_manifest(path: Path, *, patience_s: float = 0.0) -> dict[str, Any]:
+    """Return the manifest of a stage; raise `DamagedRollouts` if something in it is missing."""
+    manifest = read_json(path, patience_s=patience_s)
+    expected = {"identity", "prompts", "prompts_per_shard", "seconds", "sha256", *summarise(())}
+    if not isinstance(manifest, dict) or not expected <= manifest.keys():
+        raise DamagedRollouts(f"{path}: damaged, a part of it is missing")
+    return manifest
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
@@ -267,7 +289,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
-    """Return the value in a JSON file; raise `RolloutError` if the file is missing or not valid JSON.
+    """Return the value in a JSON file; raise `DamagedRollouts` if the file is missing or not valid JSON.
 
     With `patience_s`, wait so many seconds for the file of another host, see `files.wait_for`.
     """
@@ -279,7 +301,7 @@ def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
             f"{path}: not found{waited}; restore it, or put the run on storage that all hosts share"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RolloutError(f"{path}: not valid JSON{waited} ({error}); the file is damaged") from None
+        raise DamagedRollouts(f"{path}: damaged, not valid JSON{waited} ({error})") from None
 
 
 def _checksum(path: Path) -> str:

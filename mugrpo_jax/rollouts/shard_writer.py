@@ -2,14 +2,14 @@
 
 import collections
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mugrpo_jax.rollouts.records import Group, Rollout
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
-from mugrpo_jax.tasks.scoring import failure
+from mugrpo_jax.tasks.scoring import failure, known_score
 
 _Scored = tuple[Response, "Future[Score]"]
 
@@ -52,14 +52,15 @@ class ShardWriter:
         if self._unscored:
             self._write_complete()
 
-    def finish(self, *, wait: bool = True) -> float:
+    def finish(self, stopped: Callable[[], bool] = lambda: False) -> float:
         """Write all full shards to disk; return the seconds for which this call waited for scores.
 
-        If `wait` is False, do not wait for scores, and write only the shards whose scores are all known.
+        Once `stopped` returns True, wait no more, and write only the shards whose scores are all known.
         """
         started = time.monotonic()
-        for score in [score for scores in self._unscored.values() for score in scores if wait]:
-            score.result()
+        for score in [score for scores in self._unscored.values() for score in scores]:
+            if not known_score(score, stopped):
+                break
         waited = time.monotonic() - started
         self._write_complete()
         while self._writing:

@@ -61,6 +61,7 @@ def trained_model(
     targets = placed(abstract, shardings)
     store = CheckpointStore(run / "checkpoints")
     try:
+        store.check(step)
         params = store.restore_params(targets, step)
     finally:
         store.close()

@@ -17,8 +17,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -84,6 +84,15 @@ class Scorer(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def known_score(score: "Future[Score]", stopped: Callable[[], bool]) -> bool:
+    """Wait until a response is scored; return False if `stopped` returns True before that."""
+    while not score.done():
+        if stopped():
+            return False
+        wait([score], timeout=0.2)
+    return True
 
 
 def failure(problem: str, detail: str) -> str:

@@ -1,15 +1,22 @@
 """Save and restore Orbax checkpoints, which hold the training state and the run's progress (`Cursor`)."""
 
+import contextlib
 import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from mugrpo_jax.config import CheckpointsSection
-from mugrpo_jax.files import absolute
+from mugrpo_jax.config import CheckpointsSection, ConfigError
+from mugrpo_jax.files import absolute, write_atomically
+from mugrpo_jax.training.checksums import ACCURACY, damage, write_checksums
 from mugrpo_jax.training.state import TrainState
+
+_EXTRA = "extra"  # a file that marks a checkpoint which was saved only because the run was stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +28,14 @@ class Cursor:
       update: the number of updates done in this stage. At 0, rollouts may still be missing.
       updates: the number of updates done in the whole run.
       data: the position in the stage's stream of updates, or None before the first update of the stage.
+      journal: what the journal contained when the checkpoint was saved, see `Journal.position`.
     """
 
     stage: int = 0
     update: int = 0
     updates: int = 0
     data: dict[str, Any] | None = None
+    journal: dict[str, Any] | None = None
 
 
 class CheckpointStore:
@@ -38,31 +47,56 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, keep: CheckpointsSection | None = None, *, updates_per_stage: int | None = None
     ) -> None:
+        self.folder = absolute(folder)
+        self._keep, self._updates_per_stage = keep, updates_per_stage
         options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
         if keep is not None:
             options = {
-                "preservation_policy": _preservation_policy(keep, updates_per_stage),
-                "enable_async_checkpointing": True,
+                "preservation_policy": self,
+                "async_options": ocp.AsyncOptions(post_finalization_callback=self._before_commit),
             }
         self._manager = ocp.CheckpointManager(
-            absolute(folder),
-            options=ocp.CheckpointManagerOptions(best_fn=_accuracy, step_format_fixed_length=6, **options),
-        )
-
-    def save(self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None) -> None:
-        """Start to save in the background, unless the newest checkpoint has the same number of updates.
-
-        The checkpoint exists once Orbax has renamed its temporary folder. `accuracy` is on held-out problems.
-        """
-        if self._manager.latest_step() == cursor.updates:
-            return
-        self._manager.save(
-            cursor.updates,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
+            self.folder,
+            # A lightweight start does not read the files of the checkpoints, which may be damaged.
+            options=ocp.CheckpointManagerOptions(
+                step_format_fixed_length=6, lightweight_initialize=True, **options
             ),
-            metrics=None if accuracy is None else {"accuracy": accuracy},
         )
+        self._accuracy = {step: _read_accuracy(self.path(step) / ACCURACY) for step in self.steps()}
+        self._extra = {step for step in self.steps() if (self.path(step) / _EXTRA).exists()}
+        self._saving, self._failed = -1, False
+
+    def save(
+        self, state: TrainState, cursor: Cursor, *, accuracy: float | None = None, extra: bool = False
+    ) -> None:
+        """Start to save in the background. If the newest checkpoint is this one, only add its accuracy.
+
+        The checkpoint exists once Orbax has renamed its temporary folder.
+
+        Args:
+          accuracy: the accuracy on held-out problems, if it was measured.
+          extra: the run saves only because it was stopped. The next checkpoint replaces this one.
+        """
+        self.wait()  # so that `_before_commit` of the last save has ended
+        step = self._saving = cursor.updates
+        if self._manager.latest_step() == step:
+            if accuracy is not None and self._accuracy.get(step) != accuracy:
+                self._rate(step, accuracy)
+            return
+        self._accuracy[step] = accuracy
+        if extra:
+            self._extra.add(step)
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), cursor=ocp.args.JsonSave(dataclasses.asdict(cursor))
+                ),
+            )
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint after `step` updates."""
+        return self.folder / f"{step:06d}"
 
     def latest(self) -> int | None:
         """Return the number of updates at the newest checkpoint, or None if there is no checkpoint."""
@@ -74,16 +108,26 @@ class CheckpointStore:
 
     def best(self) -> int | None:
         """Return the number of updates at the most accurate checkpoint, or None if no accuracy was saved."""
-        return self._manager.best_step()
+        return next(reversed(self._by_accuracy(self.steps())), None)
+
+    def check(self, step: int) -> None:
+        """Raise an error that names a damaged file of a checkpoint and the other checkpoints."""
+        if (problem := damage(self.path(step))) is not None:
+            others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+            raise ConfigError(f"{problem}; choose another checkpoint by its updates; kept: {others}")
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
         """Load state and cursor of a checkpoint (default: the newest) with the shardings of `abstract`."""
         step = self._manager.latest_step() if step is None else step
+        assert step is not None
         found = self._manager.restore(
             step,
             args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()),
         )
-        return found["state"], Cursor(**found["cursor"])
+        cursor = Cursor(**found["cursor"])
+        if cursor.updates != step:
+            raise ConfigError(f"{self.path(step)}: holds the state after {cursor.updates} updates")
+        return found["state"], cursor
 
     def restore_params(self, abstract: Any, step: int) -> Any:
         """Load only the weights of a checkpoint, with the shapes, dtypes and shardings of `abstract`."""
@@ -96,24 +140,78 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Block until the last save is on disk."""
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finish saving and stop the background threads."""
-        self._manager.close()
+        if not self._failed:
+            self.wait()
+            self._manager.close()
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tell Orbax which checkpoints to keep. Orbax calls this method when it saves a new checkpoint."""
+        kept = self._kept([info.step for info in checkpoints])
+        return [info.step in kept for info in checkpoints]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of Orbax into one line, and do not use Orbax any more after it."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self._failed = True
+            known = re.findall(r"([^:]+) \[os_error_code|\[Errno \d+\] ([^:]+)", str(error))
+            reason = "".join(known[-1]).strip() if known else " ".join(str(error).split())[:300]
+            path = self.path(self._saving)
+            raise ConfigError(f"{path}: cannot be written ({reason}); the same command continues") from None
+
+    def _kept(self, steps: Sequence[int]) -> set[int]:
+        keep = self._keep
+        assert keep is not None
+        steps = sorted(steps)
+        kept = {*steps[-1:], *[step for step in steps if step not in self._extra][-keep.keep_last :]}
+        if keep.keep_best:
+            kept.update(self._by_accuracy(steps)[-keep.keep_best :])
+        if keep.keep_stage_starts and self._updates_per_stage is not None:
+            kept.update(step for step in steps if step % self._updates_per_stage == 0)
+        return kept
+
+    def _by_accuracy(self, steps: Sequence[int]) -> list[int]:
+        """Return the steps whose accuracy is known, the best one last; of equal ones, the newest last."""
+        known = {step: value for step in steps if (value := self._accuracy.get(step)) is not None}
+        return sorted(known, key=lambda step: (known[step], step))
+
+    def _rate(self, step: int, accuracy: float) -> None:
+        """Add the accuracy to a checkpoint that was saved without it, and delete those not kept any more."""
+        if jax.process_index() == 0:
+            with self._writing():
+                _write_accuracy(self.path(step) / ACCURACY, accuracy)
+        self._accuracy[step] = accuracy
+        for old in sorted(set(self.steps()) - self._kept(self.steps())):
+            self._manager.delete(old)
+
+    def _before_commit(self) -> None:
+        """Complete the files of a checkpoint. Orbax calls this before it renames the temporary folder."""
+        step = self._saving
+        for folder in self.folder.glob(f"{step:06d}*"):
+            if step in self._extra:
+                (folder / _EXTRA).touch()
+            if (accuracy := self._accuracy[step]) is not None:
+                _write_accuracy(folder / ACCURACY, accuracy)
+            write_checksums(folder)
 
 
-def _accuracy(metrics: Any) -> float:
-    return metrics["accuracy"]
+def _write_accuracy(path: Path, accuracy: float) -> None:
+    text = repr(float(accuracy))
+    write_atomically(path, f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
-def _preservation_policy(keep: CheckpointsSection, updates_per_stage: int | None) -> Any:
-    policies: list[Any] = [preservation_policy.LatestN(keep.keep_last)]
-    if keep.keep_best:
-        best = preservation_policy.BestN(
-            get_metric_fn=_accuracy, n=keep.keep_best, keep_checkpoints_without_metrics=False
-        )
-        policies.append(best)
-    if keep.keep_stage_starts and updates_per_stage is not None:
-        policies.append(preservation_policy.EveryNSteps(updates_per_stage))
-    return preservation_policy.AnyPreservationPolicy(policies)
+def _read_accuracy(path: Path) -> float | None:
+    """Return the accuracy in a file; None if there is no file, or if the file is damaged."""
+    text = path.read_bytes().decode("latin-1") if path.exists() else ""
+    number, _, checksum = text.strip().partition(" ")
+    if text and checksum != hashlib.sha256(number.encode()).hexdigest():
+        print(f"{path}: damaged; this checkpoint counts as not evaluated")
+        return None
+    return float(number) if number else None

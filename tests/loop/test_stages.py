@@ -64,7 +64,7 @@ class Spy:
         self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
         self._wrap(patch, stages, "generate_stage", lambda state, stage, cursor: ("generate", stage))
-        patch.setattr(LiveReport, "_draw", lambda self: None)  # reads the config again, which traces the loss
+        patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # reads the config, which traces the loss
         optimise = stages.optimise
 
         def timed(run, *arguments):

@@ -61,7 +61,7 @@ def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
                 writer.add(response(index, sample), late if (index, sample) == (0, 1) else scored(1.0))
         fill(writer, (1,))
         writer.add(response(4, 0), scored(1.0))  # a shard that is not complete
-        assert writer.finish(wait=False) < 1.0
+        assert writer.finish(lambda: True) < 1.0
         assert stage.missing_shards() == [0, 2]
         threading.Timer(0.2, late.set_result, [Score(7.0)]).start()
         assert writer.finish() > 0.1

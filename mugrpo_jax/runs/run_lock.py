@@ -1,0 +1,198 @@
+"""The lock on the folder of a run, so that only one process, or one group of hosts, writes to the run.
+
+The lock is a small file in the folder. A thread of its owner changes the file every few seconds. If the owner
+was on this machine, the process table says whether it is alive. If it was on another machine, it is dead once
+the file has not changed for `_DEAD_S` seconds on our own clock: clocks of two machines are never compared.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mugrpo_jax import distributed
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.runs import progress
+
+_BEAT_S = 10.0  # seconds between two signs of life
+_DEAD_S = 60.0  # seconds without a sign of life after which an owner on another machine is dead
+
+
+class RunLock:
+    """Holds the lock in a `with` block; raises an error if another process that is alive holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lock.json"
+        self._owner: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "machine": _machine(),
+            "pid": os.getpid(),
+        }
+        self._owner |= {"started": _started(os.getpid()), "token": secrets.token_hex(8)}
+        self._released, self._changing = threading.Event(), threading.RLock()
+
+    def __enter__(self) -> "RunLock":
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+        except OSError as error:
+            raise ConfigError(f"{self.path.parent}: cannot be written ({error.strerror})") from None
+        threading.Thread(target=self._beat, daemon=True, name="lock").start()
+        distributed.at_end(self.release)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Remove the lock, if it is still ours. More calls do nothing."""
+        with self._changing:
+            if self._released.is_set():
+                return
+            self._released.set()
+            if _parse(_read(self.path)).get("token") == self._owner["token"]:
+                self.path.unlink(missing_ok=True)
+
+    def _acquire(self) -> None:
+        while not _create(self.path, self._text(0)):
+            content = _read(self.path)
+            if content is None:
+                continue  # released in the meantime
+            if self._alive(content):
+                raise ConfigError(
+                    f"{self.path.parent}: {_name(content)} is training here ({self.path.name}); wait until "
+                    "it ends, or use another --out"
+                )
+            if _take(self.path, content, self._owner["token"]):
+                progress.say(f"{self.path.parent}: {_name(content)} is gone, its lock is removed")
+
+    def _text(self, beats: int) -> bytes:
+        return json.dumps(self._owner | {"beats": f"{beats:012d}"}).encode()  # always the same length
+
+    def _alive(self, content: bytes) -> bool:
+        owner = _parse(content)
+        if owner.get("machine") == self._owner["machine"]:
+            return _started(owner["pid"]) == owner["started"]
+        progress.say(
+            f"{self.path}: {_name(content)} holds the lock; waiting up to {_DEAD_S:g} s for a sign of life"
+        )
+        end = time.monotonic() + _DEAD_S
+        while time.monotonic() < end:
+            time.sleep(min(1.0, _DEAD_S / 10))
+            if (now := _read(self.path)) != content:
+                return now is not None
+        return False
+
+    def _beat(self) -> None:
+        """Give signs of life. If another process took the lock, because we gave none, end this process."""
+        beats = 0
+        while not self._released.wait(_BEAT_S):
+            beats += 1
+            with self._changing, contextlib.suppress(OSError):  # the file system may be away for a while
+                if not self._released.is_set():
+                    self._give_sign(self._text(beats))
+
+    def _give_sign(self, text: bytes) -> None:
+        content = _read(self.path)
+        owner = _parse(content)
+        if content is None:
+            _create(self.path, text)
+        elif owner.get("token") == self._owner["token"]:
+            _write(self.path, text)
+        elif owner:
+            self._released.set()
+            distributed.end_process(2, f"{self.path}: {_name(content)} has taken over this run")
+
+
+def _machine() -> str:
+    """Return an id of this machine since its start, and of the container if process ids are its own."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process of this machine was started, or None if it has ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not Path("/proc/self/stat").exists():  # not Linux
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return "running"
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]  # a zombie has ended too
+
+
+def _name(content: bytes) -> str:
+    owner = _parse(content)
+    return f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+
+
+def _parse(content: bytes | None) -> dict[str, Any]:
+    """Return the owner in a lock file; {} if the file is not readable, for example half written."""
+    try:
+        owner = json.loads(content or b"")
+        return owner if {"host", "machine", "pid", "started", "token"} <= owner.keys() else {}
+    except (ValueError, AttributeError):
+        return {}
+
+
+# All access to the lock file is below.
+
+
+def _create(path: Path, content: bytes) -> bool:
+    """Create the lock file; return False if it exists."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Change our lock file in place. The length stays the same, so this works on a full disk too."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def _take(path: Path, content: bytes, token: str) -> bool:
+    """Remove the lock file of a dead owner; return False if it has changed.
+
+    Renaming makes sure that only one of several processes removes it.
+    """
+    mine = path.with_name(f"{path.name}.{token}")
+    try:
+        os.rename(path, mine)
+    except FileNotFoundError:
+        return False
+    taken = _read(mine) == content
+    if not taken:  # it was the new lock of a process that was faster: give it back
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    mine.unlink()
+    return taken
