@@ -14,9 +14,7 @@ from mugrpo_jax.training import Cursor, TrainState
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
     """Return the state and cursor of the newest checkpoint, or those of a new run if there is none."""
-    make = jax.jit(
-        lambda params: training.init_state(params, run.optimizer, track_drift=run.config.track_drift)
-    )
+    make = jax.jit(run.new_state)
     abstract = jax.eval_shape(make, run.params)
     shardings = training.state_sharding(run.setup.mesh, run.setup.model, abstract)
     targets = placed(abstract, shardings)

@@ -22,6 +22,7 @@ from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
 
@@ -37,6 +38,8 @@ class RunContext:
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
       step: computes one update; None before the first update.
+      reference: model and weights of the reference policy, if they stay in memory.
+      reference_scorer: computes the log-probs of the reference policy; None before it is first needed.
     """
 
     folder: RunFolder
@@ -52,6 +55,8 @@ class RunContext:
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
     step: training.UpdateStep | None = None
+    reference: tuple[Any, Any] | None = None
+    reference_scorer: training.ResponseScorer | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -62,6 +67,18 @@ class RunContext:
     def journal(self) -> Journal:
         """The run's journal."""
         return self.folder.journal
+
+    def new_state(self, params: Any) -> training.TrainState:
+        """Return the training state before the first update, with these weights."""
+        config = self.config
+        return training.init_state(
+            params, self.optimizer, track_drift=config.track_drift, proximal=config.proximal_dtype
+        )
+
+    @property
+    def start_folder(self) -> Path:
+        """Folder of the run whose start is the reference policy `start`: this run, or the replayed run."""
+        return self.folder.folder if self.config.replay.run is None else Path(self.config.replay.run)
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -99,6 +116,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
             setup, params = load_run_model(config)
+            check_reference(config, setup.mesh)
         folder = _open_folder(path, config)  # last: a config that cannot run must not claim the folder
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage

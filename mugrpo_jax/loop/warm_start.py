@@ -46,7 +46,7 @@ def warm_started_weights(run: RunContext) -> Any:
             training.cross_entropy,
             optimizer,
             setup.mesh,
-            setup.step_options(),
+            dataclasses.replace(setup.step_options(), entropy="none", proximal="none"),
             state=state,
             diagnose=False,
         )

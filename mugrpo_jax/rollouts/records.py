@@ -18,6 +18,8 @@ class Rollout:
       logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
       finish: `stop` if the response ended with an end token, `length` if it reached the maximum length.
       status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
+      reference_logprobs: `[n]` float32, the log-probs of the reference policy, or None. `encode` leaves them
+        out, because `reference_folder` stores them in files of their own.
     """
 
     tokens: np.ndarray
@@ -25,6 +27,7 @@ class Rollout:
     reward: float
     finish: str
     status: str = "ok"
+    reference_logprobs: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,8 @@ class RolloutFolder:
                 f"got {[group.index for group in groups]}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(shard)
-        temporary = path.with_suffix(".tmp")
-        try:
-            writer = ArrayRecordWriter(str(temporary), "group_size:1")
-            for group in groups:
-                writer.write(encode(group))
-            writer.close()
-            flush(temporary)
-        except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
-            raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-        summary = {**summarise(groups), "identity": dict(self.identity), "sha256": _checksum(temporary)}
-        write_json(path.with_suffix(".json"), summary)
-        os.replace(temporary, path)
+        summary = {**summarise(groups), "identity": dict(self.identity)}
+        write_records(self.path(shard), map(encode, groups), summary)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
@@ -137,7 +126,7 @@ def open_stage(folder: Path) -> RolloutFolder:
             raise RolloutError(
                 f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
             )
-        if _checksum(shard_path) != checksum:
+        if checksum(shard_path) != checksum:
             raise RolloutError(
                 f"{shard_path}: its checksum differs from {path.name}; the file is damaged, restore it, "
                 f"or remove {folder} and restart from the stage's first checkpoint"
@@ -145,9 +134,9 @@ def open_stage(folder: Path) -> RolloutFolder:
     return stage
 
 
-def read_groups(stage: RolloutFolder) -> Iterator[Group]:
-    """Yield all groups of a complete stage, in the order of their prompts."""
-    for shard in range(stage.shards):
+def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> Iterator[Group]:
+    """Yield the groups of some shards (None: all) of a complete stage, in the order of their prompts."""
+    for shard in range(stage.shards) if shards is None else shards:
         with contextlib.closing(ArrayRecordReader(str(stage.path(shard)))) as reader:
             for record in reader.read_all():
                 yield decode(record)
@@ -191,7 +180,25 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
-    return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
+    return None if summary["sha256"] == checksum(path) else "its checksum differs, the file is damaged"
+
+
+def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, Any]) -> None:
+    """Write an ArrayRecord file and, in a JSON file beside it, `summary` with the checksum of the records.
+
+    Both files are written under a temporary name and renamed, the records last.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+        for record in records:
+            writer.write(record)
+        writer.close()
+        flush(temporary)
+    except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
+        raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
+    write_json(path.with_suffix(".json"), {**summary, "sha256": checksum(temporary)})
+    os.replace(temporary, path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -212,6 +219,7 @@ def read_json(path: Path) -> Any:
         raise RolloutError(f"{path}: not valid JSON ({error}); the file is damaged") from None
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

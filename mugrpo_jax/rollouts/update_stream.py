@@ -11,8 +11,16 @@ import grain
 import numpy as np
 
 from mugrpo_jax import objectives
-from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, Row, arrange, packed_tokens
+from mugrpo_jax.rollouts.micro_batches import (
+    Buckets,
+    MicroBatch,
+    Row,
+    abstract_micro_batch,
+    arrange,
+    packed_tokens,
+)
 from mugrpo_jax.rollouts.records import Group, decode
+from mugrpo_jax.rollouts.reference_folder import ReferenceFolder
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
 # What to do with equal groups. All responses of an equal group got the same reward, so its advantages are 0.
@@ -28,9 +36,10 @@ class Update:
     """The data of one optimizer update.
 
     Attributes:
-      micro_batches: one dict per micro-batch. `mask` (1 on response tokens) and `behavior_logp` are padded
-        arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is packed. `models.Packing` describes
-        the packed shape and the index arrays `packed_from` and `padded_from`. Unused rows have mask 0.
+      micro_batches: one dict per micro-batch. `mask` (1 on response tokens), `behavior_logp` and, if it is
+        known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is
+        packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
+        `padded_from`. Unused rows have mask 0.
       denominator: the number by which the sum over all tokens of the update is divided.
       metrics: mean reward, response lengths, share of equal groups and so on.
     """
@@ -38,6 +47,14 @@ class Update:
     micro_batches: tuple[MicroBatch, ...]
     denominator: float
     metrics: Mapping[str, float]
+
+
+def abstract_update(buckets: Buckets, *, reference: bool) -> Update:
+    """Return an update with one abstract micro-batch, the smallest, to trace the loss without data."""
+    batch: Any = abstract_micro_batch(
+        buckets.sizes(buckets.lengths[0])[-1], buckets.groups, reference=reference
+    )
+    return Update((batch,), 1.0, {})
 
 
 def make_update(
@@ -69,7 +86,10 @@ def make_update(
     advantages = np.asarray(objectives.group_advantages(shaped, kind=advantage))
     equal = shaped.max(1) == shaped.min(1)
     rows = [
-        [Row(group.prompt, r.tokens, r.logprobs, a) for r, a in zip(group.rollouts, values)]
+        [
+            Row(group.prompt, r.tokens, r.logprobs, a, reference_logp=r.reference_logprobs)
+            for r, a in zip(group.rollouts, values)
+        ]
         for group, values in zip(groups, advantages)
     ]
     taken, counted = _choose_rows(rows, equal, equal_groups)
@@ -123,6 +143,8 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 class UpdateStream:
     """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
+    `reference` has the log-probs of the reference policy; None if the loss does not need them.
+
     Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
@@ -134,9 +156,11 @@ class UpdateStream:
         stage_index: int,
         epochs: int,
         prompts_per_update: int,
+        reference: ReferenceFolder | None = None,
         **arrange: Any,
     ) -> None:
         source = grain.sources.ArrayRecordDataSource([str(stage.path(i)) for i in range(stage.shards)])
+        attach = (lambda group: group) if reference is None else reference.reader()
         per_epoch = len(source) // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
@@ -145,7 +169,7 @@ class UpdateStream:
         self.updates = per_epoch * epochs
         dataset = (
             grain.MapDataset.source(order.tolist())
-            .map(lambda index: decode(source[index]))
+            .map(lambda index: attach(decode(source[index])))
             .batch(prompts_per_update, drop_remainder=True, batch_fn=list)
             .map(lambda groups: make_update(groups, **arrange))
         )

@@ -23,6 +23,7 @@ class TrainState:
       skipped: int32, the number of updates that were skipped because the gradient was not finite.
       anchor: the weights at the start of the stage (behavior policy), or None if the drift is not tracked.
       previous: the last gradient, for the cosine of consecutive gradients; None if the drift is not tracked.
+      proximal: the weights of the proximal policy in the compute dtype; None if the objective needs none.
     """
 
     params: Any
@@ -31,10 +32,17 @@ class TrainState:
     skipped: jax.Array
     anchor: Any
     previous: Any
+    proximal: Any = None
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool) -> TrainState:
-    """Return the state before the first update; `track_drift=True` adds `anchor` and `previous`."""
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, *, track_drift: bool, proximal: str | None = None
+) -> TrainState:
+    """Return the state before the first update.
+
+    `track_drift=True` adds `anchor` and `previous`. If `proximal` is a dtype, the state also has the weights
+    of a proximal policy in this dtype.
+    """
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -42,6 +50,7 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, *, track_dr
         skipped=jnp.zeros((), jnp.int32),
         anchor=jax.tree.map(jnp.copy, params) if track_drift else None,
         previous=jax.tree.map(jnp.zeros_like, params) if track_drift else None,
+        proximal=None if proximal is None else _copied(params, proximal),
     )
 
 
@@ -50,6 +59,23 @@ def start_stage(state: TrainState) -> TrainState:
     if state.anchor is None:
         return state
     return dataclasses.replace(state, anchor=jax.tree.map(jnp.copy, state.params))
+
+
+def renew_proximal(state: TrainState) -> TrainState:
+    """Make the current policy the proximal policy, if the state has one."""
+    if state.proximal is None:
+        return state
+    return with_proximal(state, jax.tree.leaves(state.proximal)[0].dtype)
+
+
+def with_proximal(state: TrainState, dtype: Any) -> TrainState:
+    """Make the current policy the proximal policy, with weights in this dtype; None: no proximal policy."""
+    return dataclasses.replace(state, proximal=None if dtype is None else _copied(state.params, dtype))
+
+
+def _copied(params: Any, dtype: Any) -> Any:
+    """Return a copy in another dtype. It shares no memory with `params`, which the update step donates."""
+    return jax.tree.map(lambda weight: jnp.array(weight, jnp.dtype(dtype), copy=True), params)
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:
