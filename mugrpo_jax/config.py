@@ -222,6 +222,20 @@ class TrackingSection(Section):
     wandb: str | None = setting(None, "name of a Weights & Biases project; null: none")
 
 
+@dataclasses.dataclass(frozen=True)
+class ReferenceSection(Section):
+    """The reference policy of the KL term, used only if `objective.knobs.kl_coef` is above 0."""
+
+    source: str = setting(
+        "start",
+        "`start`: the policy before the first stage, after the warm start; or another model with the same "
+        "vocabulary, named as in `model.source`",
+    )
+    keep_in_memory: bool = setting(
+        False, "keep the weights on the devices between stages; false loads them again in each stage"
+    )
+
+
 # Sections without effect on the results, so that a run may resume with other values.
 DISPLAY_SECTIONS = ("report", "tracking")
 
@@ -251,6 +265,13 @@ class RunConfig(Section):
     replay: ReplaySection = setting(ReplaySection(), "use the rollouts of another run")
     report: ReportSection = setting(ReportSection(), "the run's report")
     tracking: TrackingSection = setting(TrackingSection(), "TensorBoard and Weights & Biases")
+    reference: ReferenceSection = setting(ReferenceSection(), "the reference policy of the KL term")
+    proximal_every: int | None = setting(
+        4,
+        "the proximal policy of decoupled_ppo becomes the current policy after each so many updates, and at "
+        "the start of a stage; null: only at the start; 1 needs no second copy of the weights",
+        least=1,
+    )
     track_drift: bool = setting(
         True, "record parameter drift and gradient cosine; needs two more copies of the weights"
     )
@@ -273,6 +294,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"batch.equal_groups: {batch.equal_groups} does not go with p3o, which also pulls "
                 "responses without an advantage to the behavior policy; use keep"
+            )
+        if batch.equal_groups == "skip" and self.objective.arrays & {"reference_logp", "entropy"}:
+            raise ConfigError(
+                "batch.equal_groups: skip does not go with kl_coef or entropy_coef, which give groups with "
+                "equal rewards a gradient too; use keep or drop"
             )
         if (overlong := self.overlong_buffer) > response:
             raise ConfigError(
@@ -308,6 +334,17 @@ class RunConfig(Section):
         """Indices of the stages in this run: all stages, or only the replayed stage."""
         replayed = range(self.replay.stage, self.replay.stage + 1)
         return range(self.batch.stages) if self.replay.run is None else replayed
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the loss has a KL term, so that it needs the log-probs of the reference policy."""
+        return "reference_logp" in self.objective.arrays
+
+    @property
+    def proximal_dtype(self) -> str | None:
+        """Dtype of the proximal policy's weights in the training state; None if the state has none."""
+        kept = "proximal_logp" in self.objective.arrays and self.proximal_every != 1
+        return self.model.compute_dtype if kept else None
 
     def rollout_fingerprint(self) -> str:
         """Return a hash of all settings that, together with the weights, determine the rollouts."""

@@ -49,7 +49,7 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to:
 
     from mugrpo_jax.loop import stages
     from mugrpo_jax.loop.preflight import describe_data
-    from mugrpo_jax.planning import check_memory, plan_run
+    from mugrpo_jax.planning import check_loss, check_memory, plan_run
 
     plan = plan_run(config)
     if jax.process_index() == 0:
@@ -57,6 +57,7 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to:
         if dry_run:
             print(describe_data(config))
     if dry_run:
+        check_loss(plan)
         return
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":

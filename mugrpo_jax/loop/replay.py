@@ -5,15 +5,18 @@ state with which the other run generated these rollouts. So with the same settin
 the same parameters. Settings on which the rollouts depend must be the same in both runs.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from mugrpo_jax import config as configs
+from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
 from mugrpo_jax.loop.whole_checkpoints import check_whole
+from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
@@ -50,7 +53,12 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
     try:
         if first in store.steps():
             check_whole(store.path(first))
-            return store.restore(targets, first)
+            # The other run may have no proximal policy, or one in another dtype. The first update renews it.
+            theirs = jax.eval_shape(lambda s: training.with_proximal(s, other_config.proximal_dtype), targets)
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, targets.params)
+            proximal = theirs.proximal and placed(theirs.proximal, shardings)
+            state, cursor = store.restore(dataclasses.replace(targets, proximal=proximal), first)
+            return training.with_proximal(state, config.proximal_dtype), cursor
         if first == 0 and not other_config.warm_start.updates:
             return None
         raise ConfigError(

@@ -14,8 +14,8 @@ from mugrpo_jax.training import Cursor, TrainState
 
 def resume(run: RunContext) -> tuple[TrainState, Cursor]:
     """Return the state and cursor of the newest checkpoint, or those of a new run if there is none."""
-    setup, config = run.setup, run.config
-    targets = training.abstract_state(run.optimizer, setup.mesh, setup.model, track_drift=config.track_drift)
+    config = run.config
+    targets = run.abstract_state()
     if run.checkpoints.latest() is not None:
         run.params = None  # the checkpoint contains the weights, and the devices need the memory
         state, cursor = run.checkpoints.restore(targets)
@@ -31,7 +31,7 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
         params = warm_started_weights(run) if config.warm_start.updates else run.params
         run.params = None  # the state contains the weights from now on
         state = training.make_state(
-            params, run.optimizer, setup.mesh, setup.model, track_drift=config.track_drift
+            params, run.optimizer, run.setup.mesh, run.setup.model, **run.state_fields
         )
         cursor = Cursor()
     run.journal.rewind(cursor.updates)  # a run killed before its first checkpoint has records

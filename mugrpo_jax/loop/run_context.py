@@ -24,6 +24,7 @@ from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
 
@@ -39,6 +40,8 @@ class RunContext:
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
       step: computes one update; None before the first update.
+      reference: model and weights of the reference policy, if they stay in memory.
+      reference_scorer: computes the log-probs of the reference policy; None before it is first needed.
     """
 
     folder: RunFolder
@@ -54,6 +57,8 @@ class RunContext:
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
     step: training.UpdateStep | None = None
+    reference: tuple[Any, Any] | None = None
+    reference_scorer: training.ResponseScorer | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -64,6 +69,20 @@ class RunContext:
     def journal(self) -> Journal:
         """The run's journal."""
         return self.folder.journal
+
+    @property
+    def state_fields(self) -> dict[str, Any]:
+        """The optional fields of the training state, as `training.make_state` takes them."""
+        return {"track_drift": self.config.track_drift, "proximal": self.config.proximal_dtype}
+
+    def abstract_state(self) -> training.TrainState:
+        """Return the training state as abstract arrays with shardings."""
+        return training.abstract_state(self.optimizer, self.setup.mesh, self.setup.model, **self.state_fields)
+
+    @property
+    def start_folder(self) -> Path:
+        """Folder of the run whose start is the reference policy `start`: this run, or the replayed run."""
+        return self.folder.folder if self.config.replay.run is None else Path(self.config.replay.run)
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -104,6 +123,7 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
             setup, params = load_run_model(config)
+            check_reference(config, setup.mesh)
         # After everything else: a config that cannot run must not claim the folder.
         folder = _open_folder(path, config, resources)
         move_unusable(path / "checkpoints", back_to)

@@ -10,7 +10,8 @@
 4. The upper clip bound is 5 instead of 1.2, and there is no lower bound, so that stale tokens still count.
 5. In a response with negative advantage, the veto finds the first token whose ratio fell below 1e-4 and drops
    all later tokens from the loss. Every update computes the veto again with the current weights.
-6. There is no KL term and no dual clip. A new stage continues with the optimizer state of the last stage.
+6. By default there is no KL term and no dual clip. A new stage continues with the optimizer state of the
+   last stage.
 7. Rollouts are stored in files, so that a stage can be inspected, or replayed with another objective.
 
 Points 4 and 5 are in `objectives.mu_grpo`. This module and the modules it calls contain the other points.
@@ -22,9 +23,10 @@ from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
+from mugrpo_jax.loop.reference_phase import check_reference_weights, keep_reference, reference_logprobs
 from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
-from mugrpo_jax.loop.update_phase import optimise
+from mugrpo_jax.loop.update_phase import check_loss, optimise
 from mugrpo_jax.training import Cursor
 
 
@@ -34,14 +36,18 @@ def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Pat
     With `back_to`, a run goes back to its checkpoint after so many updates.
     """
     with open_run(config, folder, back_to=back_to) as run:
+        check_loss(run)
+        check_reference_weights(run)
         state, cursor = resume(run)
+        keep_reference(run)
         for stage in range(cursor.stage, config.stages.stop):
             # At the start of a stage, or inside a stage if an evaluation was interrupted.
             save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             if cursor.update == 0:
                 state = training.start_stage(state)  # the current weights become the behavior policy
             rollouts = generate_stage(run, state, stage, cursor)
-            for state, cursor in optimise(run, state, stage, rollouts, cursor):  # noqa: B020
+            reference = reference_logprobs(run, state, stage, rollouts, cursor)  # None without a KL term
+            for state, cursor in optimise(run, state, stage, rollouts, reference, cursor):  # noqa: B020
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             cursor = Cursor(stage=stage + 1, updates=cursor.updates)
             held_out_accuracy(run, state, cursor)  # before the report, which shows it

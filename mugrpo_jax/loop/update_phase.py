@@ -9,14 +9,19 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.models.sharding import local_parts
-from mugrpo_jax.rollouts import RolloutFolder, UpdateStream
+from mugrpo_jax.rollouts import ReferenceFolder, RolloutFolder, UpdateStream, abstract_update
 from mugrpo_jax.runs import progress
 from mugrpo_jax.setup.sizes import update_statistics
 from mugrpo_jax.training import Cursor, TrainState
 
 
 def optimise(
-    run: RunContext, state: TrainState, stage: int, rollouts: RolloutFolder, cursor: Cursor
+    run: RunContext,
+    state: TrainState,
+    stage: int,
+    rollouts: RolloutFolder,
+    reference: ReferenceFolder | None,
+    cursor: Cursor,
 ) -> Iterator[tuple[TrainState, Cursor]]:
     """Take the remaining updates of a stage. After each update, yield the new state and the new cursor.
 
@@ -39,16 +44,29 @@ def optimise(
             overlong_buffer=config.overlong_buffer,
             equal_groups=batch.equal_groups,
             parts=local_parts(run.setup.mesh),
+            reference=reference,
         )
         if cursor.data is not None:
             stream.seek(cursor.data)
         while cursor.update < batch.updates_per_stage:
             update = next(stream)
+            if cursor.update % (config.proximal_every or batch.updates_per_stage) == 0:
+                state = training.renew_proximal(state)
             state, metrics = step(state, update)
             cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
             run.pending.add((cursor, update.metrics), metrics | run.stop_metric())
             yield state, cursor
         run.pending.flush()
+
+
+def check_loss(run: RunContext) -> None:
+    """Trace the loss with abstract arrays, so that settings that cannot train raise an error at once."""
+    state = run.abstract_state()
+    abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
+    try:
+        _step(run, state).metric_names(state, abstract)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective: {error}") from None
 
 
 def _step(run: RunContext, state: TrainState) -> training.UpdateStep:

@@ -48,7 +48,7 @@ def warm_started_weights(run: RunContext) -> Any:
             training.cross_entropy,
             optimizer,
             mesh,
-            run.setup.step_options(),
+            dataclasses.replace(run.setup.step_options(), entropy="none", proximal="none"),
             state=state,
             diagnose=False,
         )

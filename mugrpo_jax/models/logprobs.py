@@ -10,7 +10,8 @@ At one position, let `z = h W^T / temperature` be the logits, `p = softmax(z)`, 
 
     d log p_y / dz_v = 1[v = y] - p_v           d H / dz_v = -p_v (log p_v + H)
 
-The backward pass computes the `p` of each chunk again, from the saved normaliser `log(sum_v exp(z_v))`.
+The backward pass computes the `p` of each chunk again, from the saved normaliser `log(sum_v exp(z_v))`. The
+entropy is the normaliser minus the mean of `z` under `p`, so one pass over the logits gives both.
 """
 
 import functools
@@ -41,6 +42,7 @@ def token_logprobs(
     wanted: jax.Array | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
+    entropy_gradient: bool = True,
     chunk: int | None = None,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -53,6 +55,7 @@ def token_logprobs(
         undefined at all other positions. None means that every log-prob is needed.
       temperature: the logits are divided by it. Use the temperature at which the tokens were sampled.
       entropy: whether to return also the entropy of the model's distribution at each position.
+      entropy_gradient: False if the entropy is only measured. Then the backward pass ignores it.
       chunk: the number of positions whose logits exist at one time. None derives it from `CHUNK_LOGITS`.
       **options: `remat`, `scan` and `backend` of `Model.hidden`.
 
@@ -71,6 +74,7 @@ def token_logprobs(
         wanted=wanted,
         temperature=temperature,
         entropy=entropy,
+        entropy_gradient=entropy_gradient,
         chunk=chunk,
     )
     return _align(logp, packing), None if ent is None else _align(ent, packing)
@@ -84,12 +88,14 @@ def logprobs_from_hidden(
     wanted: jax.Array | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
+    entropy_gradient: bool = True,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute the log-probs of `targets [B, T]` under `softmax(hidden @ head.T / temperature)`.
 
-    Return also the entropy of the softmax, or None if `entropy` is False. `wanted [B, T]` is True where the
-    result is needed; at other positions the result is undefined.
+    Return also the entropy of the softmax, or None if `entropy` is False; with `entropy_gradient=False`, it
+    has no gradient. `wanted [B, T]` is True where the result is needed; at other positions the result is
+    undefined.
 
     >>> hidden, head = jnp.ones((1, 2, 3)), jnp.zeros((5, 3))
     >>> logp, ent = logprobs_from_hidden(hidden, head, jnp.zeros((1, 2), int), entropy=True)
@@ -100,7 +106,8 @@ def logprobs_from_hidden(
     chunk = chunk or _default_chunk(tokens, head.shape[0], all_wanted=wanted is None)
     if chunk >= tokens:
         wanted = None  # a single chunk is always computed
-    logp, ent = _logprobs(_Settings(float(temperature), entropy, chunk), hidden, head, targets, wanted)
+    settings = _Settings(float(temperature), entropy, entropy and entropy_gradient, chunk)
+    logp, ent = _logprobs(settings, hidden, head, targets, wanted)
     return logp, ent if entropy else None
 
 
@@ -127,6 +134,7 @@ def _align(x: jax.Array, packing: Packing | None) -> jax.Array:
 class _Settings(NamedTuple):
     temperature: float
     entropy: bool
+    entropy_gradient: bool
     chunk: int
 
 
@@ -188,9 +196,11 @@ def _forward_local(
     *,
     temperature: float,
     entropy: bool,
+    entropy_gradient: bool,
     chunk: int,
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    del entropy_gradient  # only the backward pass needs it
     first = _first_token(head, sharded)
     chunks = _ChunkedPositions(targets.shape, wanted, chunk, sharded)
     h_chunks, target_chunks = chunks.split(hidden), chunks.split(targets)
@@ -198,17 +208,19 @@ def _forward_local(
     def one(i: jax.Array, out: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         h, target = h_chunks[i], target_chunks[i]
         z = _chunk_logits(h, head, temperature)
-        mine_top, total = jax.lax.platform_dependent(z, cuda=_max_and_sum_at_once, default=_max_and_sum)
+        mine_top, *sums = jax.lax.platform_dependent(
+            z,
+            cuda=functools.partial(_max_and_sums_at_once, weighted=entropy),
+            default=functools.partial(_max_and_sums, weighted=entropy),
+        )
         top = jax.lax.pmax(mine_top, "tensor") if sharded else mine_top
-        normaliser = top + jnp.log(_vocab_sum(total * jnp.exp(mine_top - top), sharded))
+        total, *weighted = (_vocab_sum(part * jnp.exp(mine_top - top), sharded) for part in sums)
+        normaliser = top + jnp.log(total)
         column = target - first
         mine = (column >= 0) & (column < head.shape[0])
         picked = jnp.take_along_axis(z, jnp.where(mine, column, 0)[:, None], axis=1)[:, 0]
         logp = _vocab_sum(jnp.where(mine, picked, 0.0), sharded) - normaliser
-        ent = jnp.zeros_like(logp)
-        if entropy:
-            expected = (jnp.exp(z - normaliser[:, None]) * z).sum(-1)
-            ent = normaliser - _vocab_sum(expected, sharded)
+        ent = normaliser - weighted[0] / total if weighted else jnp.zeros_like(logp)
         return tuple(whole.at[i].set(part) for whole, part in zip(out, (logp, ent, normaliser)))
 
     logp, ent, normaliser = chunks.loop(one, (chunks.zeros(),) * 3)
@@ -227,9 +239,11 @@ def _backward_local(
     *,
     temperature: float,
     entropy: bool,
+    entropy_gradient: bool,
     chunk: int,
     sharded: bool,
 ) -> tuple[jax.Array, jax.Array]:
+    del entropy  # only the forward pass needs it
     first = _first_token(head, sharded)
     chunks = _ChunkedPositions(targets.shape, wanted, chunk, sharded)
     rows = [chunks.split(x) for x in (hidden, targets, normaliser, ent, d_logp, d_ent)]
@@ -242,7 +256,7 @@ def _backward_local(
         p = jnp.exp(logp)
         hit = jnp.arange(head.shape[0])[None] == (target - first)[:, None]
         d_z = jnp.where(hit, g[:, None], 0.0) - p * g[:, None]
-        if entropy:
+        if entropy_gradient:
             d_z -= p * (logp + ent[:, None]) * e[:, None]
         d_z = (d_z / temperature).astype(h.dtype)
         d_head += jnp.einsum("nv,nd->vd", d_z, h, preferred_element_type=jnp.float32)
@@ -311,22 +325,28 @@ def _chunk_logits(h: jax.Array, head: jax.Array, temperature: float) -> jax.Arra
     return z if temperature == 1.0 else z / temperature
 
 
-def _max_and_sum(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the maximum of each row of `z`, and the sum of `exp(z - maximum)` over the row."""
+def _max_and_sums(z: jax.Array, *, weighted: bool) -> tuple[jax.Array, ...]:
+    """Return the maximum of each row of `z`, and the sum of `exp(z - maximum)` over the row.
+
+    If `weighted` is True, return also the sum of `exp(z - maximum) * z`, from which the entropy follows.
+    """
     top = z.max(-1)
-    return top, jnp.exp(z - top[:, None]).sum(-1)
+    share = jnp.exp(z - top[:, None])
+    return (top, share.sum(-1), (share * z).sum(-1)) if weighted else (top, share.sum(-1))
 
 
-def _max_and_sum_at_once(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the same values as `_max_and_sum`, but read `z` only once."""
+def _max_and_sums_at_once(z: jax.Array, *, weighted: bool) -> tuple[jax.Array, ...]:
+    """Return the same values as `_max_and_sums`, but read `z` only once."""
 
-    def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    def combine(a: Any, b: Any) -> tuple[jax.Array, ...]:
         top = jnp.maximum(a[0], b[0])
-        return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
+        left, right = jnp.exp(a[0] - top), jnp.exp(b[0] - top)
+        return top, *(x * left + y * right for x, y in zip(a[1:], b[1:]))
 
-    lowest = jnp.finfo(z.dtype).min  # not -inf, because -inf - -inf is NaN
-    start = (jnp.asarray(lowest, z.dtype), jnp.zeros((), z.dtype))
-    return jax.lax.reduce((z, jnp.ones_like(z)), start, combine, (1,))
+    lowest, zero = jnp.asarray(jnp.finfo(z.dtype).min, z.dtype), jnp.zeros((), z.dtype)
+    values = (z, jnp.ones_like(z), z)[: 3 if weighted else 2]
+    # The start is not -inf, because -inf - -inf is NaN.
+    return jax.lax.reduce(values, (lowest, zero, zero)[: len(values)], combine, (1,))
 
 
 def _first_token(head: jax.Array, sharded: bool) -> jax.Array | int:

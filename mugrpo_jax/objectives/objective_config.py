@@ -111,6 +111,18 @@ class ObjectiveConfig:
         """All knobs with their values: the values in `knobs`, and the defaults of all other knobs."""
         return _defaults(OBJECTIVES[self.name]) | dict(self.knobs)
 
+    @property
+    def arrays(self) -> frozenset[str]:
+        """The keywords among `reference_logp`, `entropy` and `proximal_logp` that each call must pass.
+
+        >>> sorted(ObjectiveConfig("decoupled_ppo", {"kl_coef": 0.1}).arrays)
+        ['proximal_logp', 'reference_logp']
+        """
+        terms = {"reference_logp": "kl_coef", "entropy": "entropy_coef"}
+        needed = {array for array, coefficient in terms.items() if self.settings[coefficient] != 0}
+        proximal = {"proximal_logp"} & set(inspect.signature(OBJECTIVES[self.name]).parameters)
+        return frozenset(needed | proximal)
+
     def build(self) -> Objective:
         """Return the objective with these knobs, a function that is called like any objective."""
         return functools.partial(OBJECTIVES[self.name], **self.knobs)

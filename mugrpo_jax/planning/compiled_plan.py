@@ -22,6 +22,7 @@ class Estimate:
       decode_tokens: tokens that are generated per second, on all hosts together.
       generate_hours: hours of generation in all stages together.
       update_hours: hours of updates in all stages together.
+      reference_hours: hours to compute the reference policy's log-probs in all stages; 0 without a KL term.
     """
 
     update: float
@@ -30,11 +31,12 @@ class Estimate:
     decode_tokens: float
     generate_hours: float
     update_hours: float
+    reference_hours: float
 
     @property
     def hours(self) -> float:
         """Return the hours of the whole run, without evaluation, loading and checkpoints."""
-        return self.generate_hours + self.update_hours
+        return self.generate_hours + self.update_hours + self.reference_hours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class CompiledPlan:
     """A run compiled for a topology. `print(plan)` shows its memory, cost and estimated times.
 
     Attributes:
-      programs: the compiled programs: update, statistics, optimizer, prefill and decode.
+      programs: the compiled programs: update, statistics, optimizer, reference, prefill and decode.
       assumed: the assumptions of the time estimates.
       proposal: config overrides with which the run fits; None if it already fits or none were found.
     """
@@ -92,10 +94,13 @@ class CompiledPlan:
             return None
         prompt, response = config.sampling.max_prompt_tokens, config.sampling.max_response_tokens
         mean = math.ceil(assumed.prompt * prompt + assumed.response * response)
-        micro_batches = -(-run.rows_per_update * mean // run.buckets.sizes(run.buckets.lengths[-1])[0].tokens)
+        per_micro_batch = run.buckets.sizes(run.buckets.lengths[-1])[0].tokens
+        micro_batches = -(-run.rows_per_update * mean // per_micro_batch)
         statistics = self.call_time(self.program("statistics")) if micro_batches > 1 else None
         forward = statistics.overlapped if statistics else 0.0
         update_s = micro_batches * (update.overlapped + forward) + optimizer.overlapped
+        reference = self.call_time(self.program("reference"))
+        scored = run.stages * config.prompts_per_stage * config.batch.responses_per_prompt * mean
         unread = 0.5 * sampler.cache_bytes / (bandwidth * assumed.memory)
         step_s = max(step.added - unread, step.compute)
         prefill = self.call_time(self.program("prefill"))
@@ -112,6 +117,9 @@ class CompiledPlan:
             decode_tokens=decode_tokens,
             generate_hours=(tokens / decode_tokens + prompts / hosts * per_prompt) / 3600,
             update_hours=run.updates * update_s / 3600,
+            reference_hours=0.0
+            if reference is None
+            else scored / per_micro_batch * reference.overlapped / 3600,
         )
 
     def as_json(self) -> str:
@@ -159,6 +167,7 @@ class CompiledPlan:
         estimate = self.estimate()
         if estimate is None:
             return []
+        kl = f", {estimate.reference_hours:.3g} for the KL term" if estimate.reference_hours else ""
         bound = {p.name.split()[0]: time.bound for p in self.programs if (time := self.call_time(p))}
         return [
             f"update      {estimate.update:.3g} s ({estimate.update_tokens:,.0f} tokens/s), bound by "
@@ -166,6 +175,6 @@ class CompiledPlan:
             f"generation  {1e3 * estimate.step:.3g} ms a step ({estimate.decode_tokens:,.0f} tokens/s), "
             f"bound by {bound['decode']}",
             f"run         {estimate.hours:.3g} hours: {estimate.generate_hours:.3g} generating, "
-            f"{estimate.update_hours:.3g} updating; evaluation, loading and checkpoints come on top",
+            f"{estimate.update_hours:.3g} updating{kl}; evaluation, loading and checkpoints come on top",
             f"assumed     {self.assumed}",
         ]

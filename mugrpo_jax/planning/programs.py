@@ -16,16 +16,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models, training
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import ModelConfig, make_mesh
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.planning.chips import Chip, Topology
 from mugrpo_jax.planning.program_cost import Cost, HloProgram
-from mugrpo_jax.planning.run_plan import RunPlan, abstract_state, bytes_on_device
-from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
+from mugrpo_jax.planning.run_plan import (
+    RunPlan,
+    abstract_reference,
+    abstract_state,
+    bytes_on_device,
+    kept_reference,
+)
+from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
+from mugrpo_jax.training.update_step import frozen_weights
 
 # The naive packer skips the search for fast machine code. The search takes most of the compile time and
 # changes neither the memory nor the collectives.
@@ -60,7 +67,7 @@ class CompiledProgram:
 
     @property
     def kind(self) -> str:
-        """Return `update`, `statistics`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `statistics`, `optimizer`, `reference`, `prefill` or `decode`."""
         return self.name.split()[0]
 
     def fits(self, chip: Chip) -> bool:
@@ -78,7 +85,7 @@ class Program:
 
     @property
     def kind(self) -> str:
-        """Return `update`, `statistics`, `optimizer`, `prefill` or `decode`."""
+        """Return `update`, `statistics`, `optimizer`, `reference`, `prefill` or `decode`."""
         return self.name.split()[0]
 
 
@@ -131,6 +138,16 @@ def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program
     return programs
 
 
+def check_loss(run: RunPlan) -> None:
+    """Trace the loss of a run; raise an error if it cannot be computed with the settings of the config."""
+    programs = UpdatePrograms(run.config, run.model, run.mesh)
+    try:
+        update = abstract_update(run.buckets, reference=run.config.uses_reference)
+        programs.step.metric_names(programs.state, update)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective: {error}") from None
+
+
 class UpdatePrograms:
     """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
@@ -151,24 +168,38 @@ class UpdatePrograms:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of the whole training state on one device."""
-        return bytes_on_device(self.state)
+        """Return the bytes of the training state and of a kept reference policy on one device."""
+        return bytes_on_device((self.state, kept_reference(self.config, self.mesh)))
 
     def programs(self) -> Iterator[Program]:
         """Yield the gradient programs for the largest micro-batch shapes, and the optimizer step.
 
         If the objective takes statistics from the whole update, also yield the programs that compute them.
+        With a KL term, yield also the program that computes the log-probs of the reference policy.
         """
-        buckets = update_buckets(self.config, self.mesh)
+        buckets, state, frozen = update_buckets(self.config, self.mesh), self.state_bytes, self.state.proximal
         shapes = largest_shapes(buckets)
         for shape in shapes:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
-                self.state_bytes,
+                state - bytes_on_device(frozen),  # an argument of the program
                 functools.partial(self.accumulate, shape, buckets.groups),
             )
         yield from self._statistics_programs(shapes, buckets.groups)
-        yield Program("optimizer", 0, self.apply)
+        yield Program("optimizer", state - bytes_on_device(self.state), self.apply)
+        if self.config.uses_reference:
+            shape, kept = shapes[0], kept_reference(self.config, self.mesh)
+            yield Program(
+                f"reference {shape.tokens:,} tokens in rows of {shape.length}",
+                state - bytes_on_device(kept),  # an argument of the program
+                functools.partial(self.reference, shape, buckets),
+            )
+
+    def reference(self, shape: Shape, buckets: Buckets) -> Any:
+        """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
+        model, params = abstract_reference(self.config, self.mesh)
+        scorer = training.ResponseScorer(model, step_options(self.config), self.mesh, buckets)
+        return scorer.lower(params, abstract_micro_batch(shape, buckets.groups))
 
     def _statistics_programs(self, shapes: Sequence[Shape], groups: int) -> Iterator[Program]:
         statistics, compute = self.step.statistics, self._compute()
@@ -192,13 +223,16 @@ class UpdatePrograms:
 
     def accumulate(self, shape: Shape, groups: int) -> Any:
         """Lower `UpdateStep.accumulate` for a micro-batch shape that `groups` devices split."""
-        return self.step.lower_accumulate(self._compute(), self.state.params, self._batch(shape, groups))
+        batch = self._batch(shape, groups) | frozen_weights(self.state)
+        return self.step.lower_accumulate(self._compute(), self.state.params, batch)
 
     def _batch(self, shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
         split = batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-            for name, leaf in abstract_micro_batch(shape, groups).items()
+            for name, leaf in abstract_micro_batch(
+                shape, groups, reference=self.config.uses_reference
+            ).items()
         }
 
     def _compute(self) -> Any:

@@ -8,17 +8,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mugrpo_jax import training
+from mugrpo_jax import models, training
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, ModelConfig, check_mesh
+from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
+from mugrpo_jax.setup.reference_policy import check_reference, reference_shape
 from mugrpo_jax.setup.sizes import sampler_plan, update_buckets, update_statistics
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
+_BYTES_PER_REFERENCE = 4  # the log-prob of the reference policy, only with a KL term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Memory:
       weights: float32 weights.
       optimizer: both moments of AdamW.
       drift: weights at the start of the stage and the last gradient; 0 if `track_drift` is False.
+      frozen: weights of the proximal policy, and of the reference policy if they stay in memory.
       gradients: float32 gradient, summed over micro-batches.
       compute: weights and the gradient of one micro-batch, both in the compute dtype.
       sampler: weights, KV cache and temporary arrays of the sampler, which are freed before updates start.
@@ -38,6 +42,7 @@ class Memory:
     weights: int
     optimizer: int
     drift: int
+    frozen: int
     gradients: int
     compute: int
     sampler: int
@@ -46,7 +51,7 @@ class Memory:
     @property
     def state(self) -> int:
         """Return the bytes in use during the whole run."""
-        return self.weights + self.optimizer + self.drift
+        return self.weights + self.optimizer + self.drift + self.frozen
 
     @property
     def generating(self) -> int:
@@ -115,7 +120,8 @@ class RunPlan:
     def rollout_bytes(self) -> int:
         """Return an upper bound of the bytes of all rollouts on disk."""
         tokens = self.stages * self.responses_per_stage * self.config.sampling.max_response_tokens
-        return tokens * _BYTES_PER_ROLLOUT_TOKEN
+        per_token = _BYTES_PER_ROLLOUT_TOKEN + (_BYTES_PER_REFERENCE if self.config.uses_reference else 0)
+        return tokens * per_token
 
     @property
     def checkpoints_kept(self) -> int:
@@ -215,9 +221,10 @@ class RunPlan:
     def _memory(self) -> str:
         m = self.memory
         drift = f" + drift {human(m.drift)}" if m.drift else ""
+        frozen = f" + frozen policies {human(m.frozen)}" if m.frozen else ""
         free = "" if m.device is None else f"; a device has {human(m.device)}"
         return (
-            f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}; "
+            f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}{frozen}; "
             f"generating + sampler {human(m.sampler)} = {human(m.generating)}; updating + gradients "
             f"{human(m.gradients)} + compute copies {human(m.compute)} = {human(m.updating)} "
             f"+ activations{free}"
@@ -241,15 +248,18 @@ def plan_run(
     model = run_model_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
+    check_reference(config, mesh)
     state = abstract_state(config, model, mesh)
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
+    frozen = bytes_on_device((state.proximal, kept_reference(config, mesh)))
     device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
-    sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift, device)
+    sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift + frozen, device)
     memory = Memory(
         weights=weights,
         optimizer=optimizer,
         drift=drift,
+        frozen=frozen,
         gradients=weights,
         compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
         sampler=0 if sampler is None else sampler.weight_bytes + sampler.cache_bytes + sampler.work_bytes,
@@ -288,7 +298,22 @@ def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> trainin
     """Return the training state as abstract arrays with shardings."""
     model = Decoder(shape)
     optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
-    return training.abstract_state(optimizer, mesh, model, track_drift=config.track_drift)
+    return training.abstract_state(
+        optimizer, mesh, model, track_drift=config.track_drift, proximal=config.proximal_dtype
+    )
+
+
+def abstract_reference(config: RunConfig, mesh: Mesh) -> tuple[models.Decoder, Any]:
+    """Return the reference policy's model, and its weights as abstract arrays with shardings."""
+    dtype = jnp.dtype(config.model.compute_dtype)
+    model, params = models.abstract(reference_shape(config), dtype=dtype)
+    return model, placed(params, models.param_sharding(mesh, model, params))
+
+
+def kept_reference(config: RunConfig, mesh: Mesh) -> Any:
+    """Return the abstract weights of the reference policy if they stay on the devices, else None."""
+    kept = config.uses_reference and config.reference.keep_in_memory
+    return abstract_reference(config, mesh)[1] if kept else None
 
 
 def bytes_on_device(tree: Any) -> int:

@@ -2,7 +2,7 @@
 
 from mugrpo_jax.report.panel_data import Line
 
-COLORS = ("#2b7fd0", "#d55e00", "#009572", "#c2549b", "#8a68d8", "#a07800", "#7d7d7d")
+COLORS = ("#2b7fd0", "#d55e00", "#009572", "#c2549b", "#8a68d8", "#a07800", "#c94f4f", "#7d7d7d")
 GREY = "#888888"  # for marks that belong to no run
 _OLD_TO_NEW = ((43, 127, 208), (138, 104, 216), (200, 80, 140), (213, 94, 0))
 

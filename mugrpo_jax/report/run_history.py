@@ -17,7 +17,16 @@ from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.runs.text_table import text_table
 
-PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
+PHASES = (
+    "warm start",
+    "generation",
+    "scoring",
+    "reference",
+    "update",
+    "evaluation",
+    "compiling",
+    "switching",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +195,7 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
     elapsed: dict[int, float] = {}
     stage = -1
     for record in records:
-        if record["kind"] in ("stage", "update"):
+        if record["kind"] in ("stage", "reference", "update"):
             stage = record["stage"]
         phases = found.setdefault(stage, dict.fromkeys(PHASES, 0.0))
         elapsed[stage] = elapsed.get(stage, 0.0) + record["seconds"]["elapsed"]
@@ -204,6 +213,8 @@ def _phase_seconds(kind: str, seconds: dict[str, float]) -> dict[str, float]:
         phase, spent = "generation", seconds.get("sample", seconds.get("generate", 0.0))
     elif kind == "evaluation":
         phase, spent = "evaluation", seconds.get("evaluate", 0.0)
+    elif kind == "reference":
+        phase, spent = "reference", seconds.get("reference", 0.0)
     else:
         phase, spent = "warm start" if kind == "warm_start" else "update", seconds.get("update", 0.0)
     scoring = seconds.get("score_wait", 0.0)

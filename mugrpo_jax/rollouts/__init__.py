@@ -9,6 +9,7 @@ from mugrpo_jax.rollouts.records import Group as Group
 from mugrpo_jax.rollouts.records import Rollout as Rollout
 from mugrpo_jax.rollouts.records import decode as decode
 from mugrpo_jax.rollouts.records import encode as encode
+from mugrpo_jax.rollouts.reference_folder import ReferenceFolder as ReferenceFolder
 from mugrpo_jax.rollouts.rollout_folder import DamagedRollouts as DamagedRollouts
 from mugrpo_jax.rollouts.rollout_folder import RolloutError as RolloutError
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder as RolloutFolder
@@ -17,5 +18,6 @@ from mugrpo_jax.rollouts.rollout_folder import read_groups as read_groups
 from mugrpo_jax.rollouts.rollout_folder import summarise as summarise
 from mugrpo_jax.rollouts.update_stream import Update as Update
 from mugrpo_jax.rollouts.update_stream import UpdateStream as UpdateStream
+from mugrpo_jax.rollouts.update_stream import abstract_update as abstract_update
 from mugrpo_jax.rollouts.update_stream import make_update as make_update
 from mugrpo_jax.rollouts.update_stream import shaped_rewards as shaped_rewards

@@ -93,6 +93,7 @@ class Row(NamedTuple):
     behavior_logp: np.ndarray
     advantage: float
     origin: tuple[int, int] = (0, 0)
+    reference_logp: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -100,8 +101,13 @@ class Row(NamedTuple):
         return len(self.prompt) + len(self.response)
 
 
-def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data."""
+def abstract_micro_batch(
+    shape: Shape, groups: int, *, reference: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data.
+
+    `reference=True` adds the log-probs of the reference policy.
+    """
     rows, packed = (shape.rows, shape.length), (groups, shape.tokens // groups)
     sizes = {
         "mask": (rows, np.float32),
@@ -110,7 +116,7 @@ def abstract_micro_batch(shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeS
         "tokens": (packed, np.int32),
         "packed_from": (packed, np.int32),
         "padded_from": (rows, np.int32),
-    }
+    } | ({"reference_logp": (rows, np.float32)} if reference else {})
     return {name: jax.ShapeDtypeStruct(*size) for name, size in sizes.items()}
 
 
@@ -205,6 +211,8 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
         "behavior_logp": np.zeros((rows, length), np.float32),
         "advantages": np.zeros(rows, np.float32),
     }
+    if any(row.reference_logp is not None for members in groups for row in members):
+        batch["reference_logp"] = np.zeros((rows, length), np.float32)
     lengths, shared = [0] * rows, [0] * rows
     for g, members in enumerate(groups):
         for i, (before, row) in enumerate(zip([None, *members], members), start=g * per_group):
@@ -214,6 +222,8 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
             batch["mask"][i, start:end] = 1
             batch["behavior_logp"][i, start:end] = row.behavior_logp
             batch["advantages"][i] = row.advantage
+            if row.reference_logp is not None:
+                batch["reference_logp"][i, start:end] = row.reference_logp
     packing = plan_packing(
         lengths, (rows, length), tokens=share, groups=len(groups), shared=shared if buckets.share else None
     )

@@ -15,7 +15,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -103,25 +103,13 @@ class RolloutFolder:
                 f"shard {shard}: expected prompts {expected[0]}..{expected[-1]} in order, "
                 f"got {[group.index for group in groups]}"
             )
-        make_folder(self.folder)
-        path = self.path(shard)
-        temporary = temporary_for(path)
-        try:
-            writer = ArrayRecordWriter(str(temporary), "group_size:1")
-            for record in [record for group in groups for record in encode(group)]:
-                writer.write(record)
-            writer.close()
-            flush(temporary)
-        except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
-            raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
         summary = {
             **summarise(groups),
             "identity": dict(self.identity),
-            "sha256": _checksum(temporary),
             "index": StageIndex.of(groups).columns(),
         }
-        write_json(path.with_suffix(".json"), summary, indent=None)
-        publish(temporary, path)
+        records = [record for group in groups for record in encode(group)]
+        write_records(self.path(shard), records, summary)
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
@@ -184,7 +172,7 @@ def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolde
         shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
         if not shard_path.exists():
             raise DamagedRollouts(f"{shard_path}: missing, though {path.name} lists it")
-        if _checksum(shard_path) != checksum:
+        if file_checksum(shard_path) != checksum:
             raise DamagedRollouts(f"{shard_path}: damaged, its checksum differs from {path.name}")
     return stage
 
@@ -203,9 +191,9 @@ def read_index(stage: RolloutFolder) -> StageIndex:
     return StageIndex.from_bytes(data)
 
 
-def read_groups(stage: RolloutFolder) -> Iterator[Group]:
-    """Yield all groups of a stage whose shards all exist, in the order of their prompts."""
-    for shard in range(stage.shards):
+def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> Iterator[Group]:
+    """Yield the groups of some shards (None: all), which must exist, in the order of their prompts."""
+    for shard in range(stage.shards) if shards is None else shards:
         records = _read_records(stage.path(shard))
         size = len(records) // len(stage.shard_prompts(shard))
         for start in range(0, len(records), size):
@@ -262,7 +250,26 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
-    return None if summary["sha256"] == _checksum(path) else "its checksum differs, the file is damaged"
+    return None if summary["sha256"] == file_checksum(path) else "its checksum differs, the file is damaged"
+
+
+def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, Any]) -> None:
+    """Write an ArrayRecord file and, in a JSON file beside it, `summary` with the checksum of the records.
+
+    Both files are written under a temporary name and renamed, the records last.
+    """
+    make_folder(path.parent)
+    temporary = temporary_for(path)
+    try:
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+        for record in records:
+            writer.write(record)
+        writer.close()
+        flush(temporary)
+    except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
+        raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
+    write_json(path.with_suffix(".json"), {**summary, "sha256": file_checksum(temporary)}, indent=None)
+    publish(temporary, path)
 
 
 def read_manifest(path: Path, *, patience_s: float = 0.0) -> dict[str, Any]:
@@ -304,6 +311,7 @@ def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
         raise DamagedRollouts(f"{path}: damaged, not valid JSON{waited} ({error})") from None
 
 
-def _checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

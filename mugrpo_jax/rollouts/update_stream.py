@@ -12,8 +12,17 @@ import grain
 import numpy as np
 
 from mugrpo_jax import objectives
-from mugrpo_jax.rollouts.micro_batches import Buckets, MicroBatch, ReadRows, Row, arrange, packed_tokens
+from mugrpo_jax.rollouts.micro_batches import (
+    Buckets,
+    MicroBatch,
+    ReadRows,
+    Row,
+    abstract_micro_batch,
+    arrange,
+    packed_tokens,
+)
 from mugrpo_jax.rollouts.records import Group
+from mugrpo_jax.rollouts.reference_folder import ReferenceFolder
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder, read_index
 from mugrpo_jax.rollouts.row_reader import RowReader
 
@@ -30,9 +39,10 @@ class Update:
     """The data of one optimizer update.
 
     Attributes:
-      micro_batches: one dict per micro-batch. `mask` (1 on response tokens) and `behavior_logp` are padded
-        arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is packed. `models.Packing` describes
-        the packed shape and the index arrays `packed_from` and `padded_from`. Unused rows have mask 0.
+      micro_batches: one dict per micro-batch. `mask` (1 on response tokens), `behavior_logp` and, if it is
+        known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is
+        packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
+        `padded_from`. Unused rows have mask 0.
       denominator: the number by which the sum over all tokens of the update is divided.
       metrics: mean reward, response lengths, share of equal groups and so on.
     """
@@ -40,6 +50,14 @@ class Update:
     micro_batches: tuple[MicroBatch, ...]
     denominator: float
     metrics: Mapping[str, float]
+
+
+def abstract_update(buckets: Buckets, *, reference: bool) -> Update:
+    """Return an update with one abstract micro-batch, the smallest, to trace the loss without data."""
+    batch: Any = abstract_micro_batch(
+        buckets.sizes(buckets.lengths[0])[-1], buckets.groups, reference=reference
+    )
+    return Update((batch,), 1.0, {})
 
 
 def make_update(
@@ -53,6 +71,7 @@ def make_update(
     equal_groups: str = "keep",
     read: ReadRows | None = None,
     parts: Collection[int] | None = None,
+    reference: bool = False,
 ) -> Update:
     """Compute the advantages of all responses in `groups`, and pack the responses into one update.
 
@@ -64,6 +83,7 @@ def make_update(
       overlong_buffer: DAPO's length penalty grows over the last `overlong_buffer` tokens; 0 means no penalty.
       equal_groups: what to do with groups whose rewards are all equal, one of `EQUAL_GROUPS`.
       read: reads the rows of the chosen `parts`, if `groups` are outlines without tokens; see `arrange`.
+      reference: the micro-batches get an array for the log-probs of the reference policy, which `read` reads.
     """
     if equal_groups not in EQUAL_GROUPS:
         raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
@@ -75,7 +95,7 @@ def make_update(
     equal = shaped.max(1) == shaped.min(1)
     rows = [
         [
-            Row(group.prompt, r.tokens, r.logprobs, a, (group.index, i))
+            Row(group.prompt, r.tokens, r.logprobs, a, (group.index, i), r.logprobs if reference else None)
             for i, (r, a) in enumerate(zip(group.rollouts, values))
         ]
         for group, values in zip(groups, advantages)
@@ -132,6 +152,7 @@ class UpdateStream:
     """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
     `parts` are the parts of each micro-batch for which this host reads rows (None: all), see `local_parts`.
+    `reference` has the log-probs of the reference policy; None if the loss does not need them.
     Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
@@ -143,10 +164,11 @@ class UpdateStream:
         stage_index: int,
         epochs: int,
         prompts_per_update: int,
+        reference: ReferenceFolder | None = None,
         **arrange: Any,
     ) -> None:
         index = read_index(stage)
-        reader = RowReader(stage, responses=index.lengths.shape[1])
+        reader = RowReader(stage, responses=index.lengths.shape[1], reference=reference)
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
@@ -157,7 +179,7 @@ class UpdateStream:
             grain.MapDataset.source(order.tolist())
             .map(index.outline)
             .batch(prompts_per_update, drop_remainder=True, batch_fn=list)
-            .map(lambda groups: make_update(groups, read=reader, **arrange))
+            .map(lambda groups: make_update(groups, read=reader, reference=reference is not None, **arrange))
         )
         self._iterator = iter(
             dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))

@@ -18,9 +18,10 @@ from mugrpo_jax.runs.trackers import Tracker
 class Journal:
     """Appends a run's metrics to a file: one record, which is one JSON line, per event.
 
-    Every record has a `kind` (`warm_start`, `evaluation`, `stage` or `update`) and `updates`, the number of
-    optimizer updates so far. Wall-clock times are under the key `seconds`; all other values are the same when
-    a run is repeated. Only process 0 writes the file. All processes remember stage and evaluation records.
+    Every record has a `kind` (`warm_start`, `evaluation`, `stage`, `reference` or `update`) and `updates`,
+    the number of optimizer updates so far. Wall-clock times are under the key `seconds`; all other values are
+    the same when a run is repeated. Only process 0 writes the file. All processes remember the records of
+    evaluations, stages and reference log-probs.
 
     Attributes:
       losses: a text for each time that records were found to be missing or changed.
@@ -61,7 +62,7 @@ class Journal:
                 tracker.write(record)
 
     def find(self, kind: str, updates: int) -> dict[str, Any] | None:
-        """Return the `stage` or `evaluation` record that was written after so many updates, or None."""
+        """Return the record of this kind (not `update`) that was written after so many updates, or None."""
         return self._events.get((kind, updates))
 
     def position(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Journal:
         self._file.sync()
 
     def _remember(self, record: dict[str, Any]) -> None:
-        if record["kind"] in ("stage", "evaluation"):
+        if record["kind"] in ("stage", "reference", "evaluation"):
             self._events[record["kind"], record["updates"]] = record
 
 

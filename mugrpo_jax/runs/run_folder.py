@@ -69,6 +69,11 @@ def stage_folder(run: Path, stage: int) -> Path:
     return run / "rollouts" / f"stage-{stage:03d}"
 
 
+def reference_folder(run: Path, stage: int) -> Path:
+    """Return the folder with the reference policy's log-probs for the rollouts of a stage."""
+    return run / "reference" / f"stage-{stage:03d}"
+
+
 def read_config(folder: Path) -> RunConfig:
     """Return the config with which a run was started."""
     path = folder / "config.yaml"

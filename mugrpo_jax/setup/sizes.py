@@ -1,5 +1,7 @@
 """Compute the sizes and options of the update step and of the sampler from the config."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -14,6 +16,8 @@ from mugrpo_jax.training import StepOptions
 
 def step_options(config: RunConfig) -> StepOptions:
     """Return the options with which the update step computes the loss."""
+    arrays = config.objective.arrays
+    proximal: Literal["policy", "state"] = "policy" if config.proximal_dtype is None else "state"
     return StepOptions(
         compute_dtype=config.model.compute_dtype,
         temperature=config.sampling.temperature,
@@ -21,6 +25,8 @@ def step_options(config: RunConfig) -> StepOptions:
         scan=config.model.scan_layers,
         attention=config.model.attention,
         share_prompts=config.batch.share_prompts,
+        entropy="gradient" if "entropy" in arrays else "value",
+        proximal=proximal if "proximal_logp" in arrays else "none",
     )
 
 

@@ -26,6 +26,7 @@ class TrainState:
       skipped: int32, the number of updates that were skipped because the gradient was not finite.
       anchor: the weights at the start of the stage (behavior policy), or None if the drift is not tracked.
       previous: the last gradient, for the cosine of consecutive gradients; None if the drift is not tracked.
+      proximal: the weights of the proximal policy in the compute dtype; None if the objective needs none.
     """
 
     params: Any
@@ -34,25 +35,28 @@ class TrainState:
     skipped: jax.Array
     anchor: Any
     previous: Any
+    proximal: Any = None
 
 
 def make_state(
-    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
+    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, **fields: Any
 ) -> TrainState:
     """Return the state before the first update, made sharded: no device ever holds more than its shard.
 
-    `params` are donated: the state reuses their memory. `track_drift=True` adds `anchor` and `previous`.
+    `params` are donated: the state reuses their memory.
+
+    Args:
+      fields: `track_drift=True` adds `anchor` and `previous`. `proximal` is None, or the dtype in which the
+        state also has the weights of a proximal policy.
     """
-    return state_maker(optimizer, mesh, model, track_drift=track_drift)(params)
+    return state_maker(optimizer, mesh, model, **fields)(params)
 
 
-def state_maker(
-    optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
-) -> Any:
+def state_maker(optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, **fields: Any) -> Any:
     """Return the jitted program of `make_state`, a function of the weights, for the planner to compile."""
-    shardings = state_sharding(mesh, model, _abstract(optimizer, model, track_drift))
+    shardings = state_sharding(mesh, model, _abstract(optimizer, model, **fields))
     return jax.jit(
-        functools.partial(_init_state, optimizer, track_drift),
+        functools.partial(_init_state, optimizer, **fields),
         donate_argnums=0,
         in_shardings=(shardings.params,),
         out_shardings=shardings,
@@ -60,19 +64,20 @@ def state_maker(
 
 
 def abstract_state(
-    optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, *, track_drift: bool
+    optimizer: optax.GradientTransformation, mesh: Mesh, model: Model, **fields: Any
 ) -> TrainState:
     """Return the state as abstract arrays with shardings, to restore a checkpoint or to compile programs."""
-    shapes = _abstract(optimizer, model, track_drift)
+    shapes = _abstract(optimizer, model, **fields)
     return placed(shapes, state_sharding(mesh, model, shapes))
 
 
-def _abstract(optimizer: optax.GradientTransformation, model: Model, track_drift: bool) -> TrainState:
-    params = abstract_params(model)
-    return jax.eval_shape(functools.partial(_init_state, optimizer, track_drift), params)
+def _abstract(optimizer: optax.GradientTransformation, model: Model, **fields: Any) -> TrainState:
+    return jax.eval_shape(functools.partial(_init_state, optimizer, **fields), abstract_params(model))
 
 
-def _init_state(optimizer: optax.GradientTransformation, track_drift: bool, params: Any) -> TrainState:
+def _init_state(
+    optimizer: optax.GradientTransformation, params: Any, *, track_drift: bool, proximal: Any = None
+) -> TrainState:
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -80,6 +85,7 @@ def _init_state(optimizer: optax.GradientTransformation, track_drift: bool, para
         skipped=jnp.zeros((), jnp.int32),
         anchor=jax.tree.map(jnp.copy, params) if track_drift else None,
         previous=jax.tree.map(jnp.zeros_like, params) if track_drift else None,
+        proximal=None if proximal is None else _copied(params, proximal),
     )
 
 
@@ -102,6 +108,24 @@ def anchor_maker(params: Any) -> Any:
 
 def _copy_over(params: Any, old: Any) -> Any:
     return jax.tree.map(jnp.copy, params)
+
+
+def renew_proximal(state: TrainState) -> TrainState:
+    """Make the current policy the proximal policy, if the state has one."""
+    if state.proximal is None:
+        return state
+    return with_proximal(state, jax.tree.leaves(state.proximal)[0].dtype)
+
+
+def with_proximal(state: TrainState, dtype: Any) -> TrainState:
+    """Make the current policy the proximal policy, with weights in this dtype; None: no proximal policy."""
+    return dataclasses.replace(state, proximal=None if dtype is None else _copied(state.params, dtype))
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _copied(params: Any, dtype: Any) -> Any:
+    """Return a copy in another dtype. It shares no memory with `params`, which the update step donates."""
+    return jax.tree.map(lambda weight: jnp.array(weight, jnp.dtype(dtype), copy=True), params)
 
 
 def state_sharding(mesh: Mesh, model: Model, state: Any) -> Any:

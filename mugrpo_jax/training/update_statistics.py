@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.objectives import Statistics
 
+LogProbs = Callable[[Any, Any], tuple[jax.Array, Any]]  # of weights and micro-batch; [rows, length] first
 Buffer = dict[str, jax.Array]  # log_ratio, advantages and mask, each [groups, capacity]
 
 
@@ -29,15 +30,14 @@ class UpdateStatistics:
     few of them.
     """
 
-    def __init__(self, logp: Callable[[Any, Any], jax.Array], statistics: Statistics, mesh: Mesh) -> None:
-        """Take a function of weights and micro-batch that returns log-probs `[rows, length]`."""
+    def __init__(self, logprobs: LogProbs, statistics: Statistics, mesh: Mesh) -> None:
         rows = batch_sharding(mesh)
         self.mesh, self.groups = mesh, mesh.shape["data"] * mesh.shape["fsdp"]
         self._statistics = statistics
         self.empty = jax.jit(
             functools.partial(_empty, self.groups), static_argnames="capacity", out_shardings=rows
         )
-        self.forward = jax.jit(functools.partial(_log_ratio, logp), out_shardings=rows)
+        self.forward = jax.jit(functools.partial(_log_ratio, logprobs), out_shardings=rows)
         self.write = jax.jit(_write, donate_argnums=0, out_shardings=rows)
         self.finish = jax.jit(functools.partial(_finish, statistics), out_shardings=NamedSharding(mesh, P()))
 
@@ -87,8 +87,8 @@ def _empty(groups: int, *, capacity: int) -> Buffer:
     return {name: jnp.zeros((groups, capacity)) for name in ("log_ratio", "advantages", "mask")}
 
 
-def _log_ratio(logp: Callable[[Any, Any], jax.Array], compute: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    return logp(compute, batch) - batch["behavior_logp"]
+def _log_ratio(logprobs: LogProbs, compute: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    return logprobs(compute, batch)[0] - batch["behavior_logp"]
 
 
 def _write(

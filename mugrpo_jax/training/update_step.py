@@ -9,7 +9,7 @@ from the whole update, `UpdateStatistics` computes these before the first `accum
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,11 @@ class StepOptions:
     `compute_dtype` is the dtype of the forward and backward pass, and `temperature` the sampling temperature.
     `Model.hidden` explains `remat`, `scan` and `attention` (there `backend`). With `share_prompts`, a prompt
     is computed once for several responses; the micro-batches must be packed for this (`SharedPacking`).
+
+    `entropy` says whether the entropy of the policy is a metric (`value`), or also an argument of the
+    objective, for an entropy bonus (`gradient`). `proximal` says which policy gives the objective its
+    `proximal_logp`: the weights in `TrainState.proximal` (`state`), or the policy before this update
+    (`policy`).
     """
 
     compute_dtype: str = "float32"
@@ -42,6 +47,8 @@ class StepOptions:
     scan: bool = True
     attention: str = "auto"
     share_prompts: bool = False
+    entropy: Literal["none", "value", "gradient"] = "none"
+    proximal: Literal["none", "state", "policy"] = "none"
 
 
 class UpdateStep:
@@ -65,8 +72,8 @@ class UpdateStep:
         diagnose: bool = True,
     ) -> None:
         self.mesh = mesh
-        logp = functools.partial(_logp, model, options)
-        self.statistics = None if statistics is None else UpdateStatistics(logp, statistics, mesh)
+        logprobs = functools.partial(batch_logprobs, model, options)
+        self.statistics = None if statistics is None else UpdateStatistics(logprobs, statistics, mesh)
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
         loss = functools.partial(_loss, model, objective, options, diagnose)
@@ -95,13 +102,14 @@ class UpdateStep:
     def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
         """Compute the float32 gradient of the whole update, and the objective's metrics."""
         with jax.set_mesh(self.mesh):
-            compute, gradient, metrics = self.prepare(state.params, names=self._metric_names(state, update))
+            compute, gradient, metrics = self.prepare(state.params, names=self.metric_names(state, update))
             batches, statistics = self.place(update.micro_batches), {}
             # The statistics of an only micro-batch are those of the update; the objective computes them.
             if self.statistics is not None and len(update.micro_batches) > 1:
                 batches = list(batches)
                 statistics = self.statistics(compute, batches)
             for batch in batches:
+                batch = batch | frozen_weights(state)
                 gradient, metrics = self.accumulate(
                     compute, gradient, metrics, batch, np.float32(update.denominator), statistics
                 )
@@ -115,10 +123,14 @@ class UpdateStep:
             metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
             return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1), statistics)
 
-    def _metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
-        """Return the names of the objective's metrics. The first call traces the loss to find them."""
+    def metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
+        """Return the names of the objective's metrics. The first call traces the loss to find them.
+
+        The arrays may be abstract, to check before a run that the loss can be computed.
+        """
         if self._names is None:
-            shapes = jax.eval_shape(self._loss, state.params, update.micro_batches[0], np.float32(1), {})[1]
+            batch = update.micro_batches[0] | frozen_weights(state)
+            shapes = jax.eval_shape(self._loss, state.params, batch, np.float32(1), {})[1]
             self._names = tuple(shapes)
         return self._names
 
@@ -135,24 +147,9 @@ class UpdateStep:
                 }
 
 
-def _logp(model: Model, options: StepOptions, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    """Return the log-probs of the tokens of a micro-batch, `[rows, length]`."""
-    packing = None
-    if "packed_from" in batch:
-        kind = SharedPacking if options.share_prompts else Packing
-        packing = kind(batch["packed_from"], batch["padded_from"])
-    logp, _ = token_logprobs(
-        model,
-        params,
-        batch["tokens"],
-        packing=packing,
-        wanted=batch["mask"],
-        temperature=options.temperature,
-        remat=options.remat,
-        scan=options.scan,
-        backend=options.attention,
-    )
-    return logp
+def frozen_weights(state: TrainState) -> dict[str, Any]:
+    """Return the weights without a gradient that the loss needs; they are passed with each micro-batch."""
+    return {} if state.proximal is None else {"proximal": state.proximal}
 
 
 def _loss(
@@ -161,19 +158,53 @@ def _loss(
     options: StepOptions,
     diagnose: bool,
     params: Any,
-    batch: dict[str, jax.Array],
+    batch: dict[str, Any],
     denominator: jax.Array,
     statistics: dict[str, Any],
 ) -> tuple[jax.Array, objectives.Metrics]:
-    logp = _logp(model, options, params, batch)
+    logp, entropy = batch_logprobs(model, options, params, batch, entropy=options.entropy)
     inputs = (logp, batch["behavior_logp"], batch["advantages"], batch["mask"])
-    loss, metrics = objective(*inputs, denominator=denominator, **statistics)
+    more = {"reference_logp": batch["reference_logp"]} if "reference_logp" in batch else {}
+    if options.entropy == "gradient":
+        more["entropy"] = entropy
+    if options.proximal != "none":
+        # The policy before this update has the weights with which `logp` was just computed.
+        kept = options.proximal == "state"
+        proximal = batch_logprobs(model, options, batch["proximal"], batch)[0] if kept else logp
+        more["proximal_logp"] = jax.lax.stop_gradient(proximal)
+    loss, metrics = objective(*inputs, denominator=denominator, **more, **statistics)
     if diagnose:
         metrics = objectives.diagnostics(*inputs) | metrics
-        gap = jnp.abs(logp - batch["behavior_logp"]) * (batch["mask"] != 0)
+        valid, count = batch["mask"] != 0, jnp.maximum(batch["mask"].sum(), 1)
+        gap = jnp.abs(logp - batch["behavior_logp"]) * valid
         metrics["gap_max"] = jax.lax.stop_gradient(gap.max())
-        metrics["gap/tokens"] = jax.lax.stop_gradient(gap.sum()) / jnp.maximum(batch["mask"].sum(), 1)
+        metrics["gap/tokens"] = jax.lax.stop_gradient(gap.sum()) / count
+        if entropy is not None:
+            metrics["entropy/tokens"] = jax.lax.stop_gradient(jnp.where(valid, entropy, 0.0).sum()) / count
     return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
+
+
+def batch_logprobs(
+    model: Model, options: StepOptions, params: Any, batch: dict[str, Any], *, entropy: str = "none"
+) -> tuple[jax.Array, jax.Array | None]:
+    """Compute the log-probs of the response tokens in a micro-batch, and the entropies unless `none`."""
+    packing = None
+    if "packed_from" in batch:
+        kind = SharedPacking if options.share_prompts else Packing
+        packing = kind(batch["packed_from"], batch["padded_from"])
+    return token_logprobs(
+        model,
+        params,
+        batch["tokens"],
+        packing=packing,
+        wanted=batch["mask"],
+        temperature=options.temperature,
+        entropy=entropy != "none",
+        entropy_gradient=entropy == "gradient",
+        remat=options.remat,
+        scan=options.scan,
+        backend=options.attention,
+    )
 
 
 def _accumulate(
@@ -220,4 +251,5 @@ def _apply(
         previous = jax.tree.map(lambda g, old: jnp.where(finite, g, old), safe, previous)
     metrics["skipped"] = skipped = state.skipped + (1 - finite.astype(jnp.int32))
     updates = state.updates + 1
-    return TrainState(params, opt_state, updates, skipped, state.anchor, previous), metrics
+    state = TrainState(params, opt_state, updates, skipped, state.anchor, previous, state.proximal)
+    return state, metrics

@@ -55,8 +55,7 @@ def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statist
     mesh = models.make_mesh(**axes, devices=jax.devices()[: np.prod(shape)])
     model = Bigram()
     optimizer = training.make_optimizer(SETTINGS, 10, model)
-    state = training.init_state(weights(), optimizer, track_drift=False)
-    state = jax.device_put(state, training.state_sharding(mesh, model, state))
+    state = training.make_state(weights(), optimizer, mesh, model, track_drift=False)
     step = training.UpdateStep(
         *(model, objective, optimizer, mesh, training.StepOptions()),
         **{"state": state, "statistics": statistics, "diagnose": False},
@@ -110,4 +109,6 @@ def test_the_statistics_are_those_of_the_update_or_of_each_micro_batch():
     assert relative(apart, whole) > 1e-3
     step, _ = step_of(**pooled)
     programs = step.statistics
-    assert programs.forward._cache_size() == programs.finish._cache_size() == 1  # none for the one micro-batch
+    assert (
+        programs.forward._cache_size() == programs.finish._cache_size() == 1
+    )  # none for the one micro-batch
