@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from mugrpo_jax import __version__
 from mugrpo_jax.cli import eval as evaluate
@@ -21,8 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return its exit status; print an error that the user can fix and return 2."""
     arguments = parse(argv)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a lot about every checkpoint
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # so that a user's own reward function can be imported
     from mugrpo_jax.distributed import Stopped
 
     try:

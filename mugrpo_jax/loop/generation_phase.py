@@ -11,6 +11,7 @@ import jax
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.resume import leave_if_stopped, save
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import RolloutFolder, open_stage
@@ -45,6 +46,8 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
         raise ConfigError(f"{rollouts.folder}: the rollouts of the stage under way are gone; restore them")
     else:
         manifest = _generate(run, state, rollouts, stage, cursor)
+    again = f"mend it, remove {rollouts.folder} and start again"
+    check_failed(config, f"stage {stage}", manifest["status"], manifest.get("examples", {}), again)
     if not cursor.update and run.journal.find("stage", cursor.updates) is None:
         _record(run, manifest, stage, cursor)
     return rollouts

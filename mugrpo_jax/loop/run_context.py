@@ -15,6 +15,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
@@ -23,7 +24,7 @@ from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
-from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
+from mugrpo_jax.tasks import Scorer, Task, load_task
 
 
 @dataclasses.dataclass
@@ -66,9 +67,7 @@ class RunContext:
     @functools.cached_property
     def scorer(self) -> Scorer:
         """The scorer of responses, which is started when it is first used."""
-        task = self.config.task
-        scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
-        return self.resources.enter_context(scorer)
+        return self.resources.enter_context(run_scorer(self.config, self.task))
 
     @functools.cached_property
     def request_thread(self) -> ThreadPoolExecutor:

@@ -31,9 +31,11 @@ class RunFolder:
         path = self.folder / "config.yaml"
         here = configs.to_dict(self.config)
         if path.exists():
-            there = configs.to_dict(configs.load(path))  # keys that the file lacks have defaults
-            may_change = dict.fromkeys((*configs.DISPLAY_SECTIONS, "mesh"))
-            differing = configs.differing_keys(there | may_change, here | may_change)
+            there = configs.load(path)  # keys that the file lacks have defaults
+            mesh = {"mesh": None}
+            differing = configs.differing_keys(
+                there.fixed_settings() | mesh, self.config.fixed_settings() | mesh
+            )
             if differing:
                 raise ConfigError(
                     f"{path}: this run was started with another config: {'; '.join(differing)}; "

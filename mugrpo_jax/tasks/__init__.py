@@ -39,8 +39,8 @@ from mugrpo_jax.tasks.scoring import STATUSES as STATUSES
 from mugrpo_jax.tasks.scoring import InlineScorer as InlineScorer
 from mugrpo_jax.tasks.scoring import Score as Score
 from mugrpo_jax.tasks.scoring import Scorer as Scorer
-from mugrpo_jax.tasks.scoring import ScoringPool as ScoringPool
-from mugrpo_jax.tasks.scoring import make_scorer as make_scorer
+from mugrpo_jax.tasks.scoring_pool import ScoringPool as ScoringPool
+from mugrpo_jax.tasks.scoring_pool import make_scorer as make_scorer
 from mugrpo_jax.tasks.task import Message as Message
 from mugrpo_jax.tasks.task import Problem as Problem
 from mugrpo_jax.tasks.task import Prompt as Prompt
