@@ -38,7 +38,7 @@ class RunSetup:
         limit = self.config.sampling.max_prompt_tokens
         if len(tokens) > limit:
             raise ConfigError(
-                f"problem {problem.id}: its prompt has {len(tokens)} tokens, "
+                f"{problem}: its prompt has {len(tokens)} tokens, "
                 f"sampling.max_prompt_tokens is {limit}; raise it or filter the data"
             )
         return np.asarray(tokens, np.int32)
@@ -46,12 +46,13 @@ class RunSetup:
     def solution_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a worked solution and the end token; raise an error if it is too long."""
         if problem.solution is None:
-            raise ConfigError(f"problem {problem.id}: no worked solution; a warm start needs one for each")
-        tokens = [*self.tokenizer.encode(problem.solution), min(self.tokenizer.eos_ids)]
+            raise ConfigError(f"{problem}: no worked solution; a warm start needs one for each")
+        end = self.tokenizer.end_id(chat=not isinstance(problem.prompt, str))
+        tokens = [*self.tokenizer.encode(problem.solution), end]
         limit = self.config.sampling.max_response_tokens
         if len(tokens) > limit:
             raise ConfigError(
-                f"problem {problem.id}: its solution has {len(tokens)} tokens, "
+                f"{problem}: its solution has {len(tokens)} tokens, "
                 f"sampling.max_response_tokens is {limit}; raise it or filter the data"
             )
         return np.asarray(tokens, np.int32)

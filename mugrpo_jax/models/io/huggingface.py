@@ -4,6 +4,7 @@ Names, shapes and dtypes of all tensors are checked before weights are loaded. E
 devices before the next parameter is read, so that host memory never holds a second copy of the model.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from mugrpo_jax.files import read_json_object
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
@@ -70,10 +72,14 @@ def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
         raise ValueError(_no_weights(folder))
     index = folder / _INDEX_FILE
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: not a safetensors index (no table 'weight_map')") from None
+        weight_map: Any = read_json_object(index).get("weight_map")
+    except ValueError as error:
+        raise ValueError(
+            f"{index}: not a safetensors index ({str(error).removeprefix(f'{index}: ')})"
+        ) from None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ValueError(f"{index}: not a safetensors index (no table 'weight_map' of file names)")
+    files = sorted(set(weight_map.values()))
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
             raise ValueError(f"{folder}: shard {file} is missing; {_INDEX_FILE} names {len(files)} shards")
@@ -274,6 +280,7 @@ def save_huggingface(
         raise ValueError(f"{out}: exists already; choose another folder or remove it")
     tensors = tensors_to_write(config, params, dtype)
     config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
+    _remove_unfinished(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -284,6 +291,24 @@ def save_huggingface(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove the temporary folders of exports to `out` that were killed: their processes are gone."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
+        process = folder.name.split(".")[-2]
+        if process.isdigit() and not _runs(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # signal 0 only checks whether the process exists
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
