@@ -17,12 +17,15 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
+from mugrpo_jax.runs.run_data import claim_data
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.stop import StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task
 
@@ -97,8 +100,13 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
             task = load_task(config.task.name, **config.task.options)
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
+            task, _ = check_problems(config, task, run_model_tokenizer(config))
+            check_reward(config, task)
             setup, params = load_run_model(config)
+        distributed.check_same("data", task.sources)
         folder = _open_folder(path, config)  # last: a config that cannot run must not claim the folder
+        with distributed.together("data"):
+            claim_data(path, task.sources)
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )

@@ -29,26 +29,30 @@ class RunFolder:
 
     def _write_or_check_config(self) -> None:
         path = self.folder / "config.yaml"
-        here = configs.to_dict(self.config)
         if path.exists():
-            there = configs.load(path)  # keys that the file lacks have defaults
-            mesh = {"mesh": None}
-            differing = configs.differing_keys(
-                there.fixed_settings() | mesh, self.config.fixed_settings() | mesh
-            )
-            if differing:
-                raise ConfigError(
-                    f"{path}: this run was started with another config: {'; '.join(differing)}; "
-                    "use another --out, or the config it was started with"
-                )
+            check_config(self.folder, self.config)
         elif jax.process_index() == 0:
-            write_atomically(path, yaml.safe_dump(here, sort_keys=False))
+            write_atomically(path, yaml.safe_dump(configs.to_dict(self.config), sort_keys=False))
         else:
             raise ConfigError(f"{path}: not seen from here; --out must be on storage that all hosts share")
 
     def stage_folder(self, stage: int) -> Path:
         """Return the folder with the rollouts of a stage."""
         return stage_folder(self.folder, stage)
+
+
+def check_config(folder: Path, config: RunConfig) -> None:
+    """Raise an error with the differing keys if a run in the folder was started with another config."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    mesh = {"mesh": None}
+    there, here = (run.fixed_settings() | mesh for run in (configs.load(path), config))
+    if differing := configs.differing_keys(there, here):
+        raise ConfigError(
+            f"{path}: this run was started with another config: {'; '.join(differing)}; "
+            "use another --out, or the config it was started with"
+        )
 
 
 def stage_folder(run: Path, stage: int) -> Path:

@@ -22,6 +22,7 @@ from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.models.io.finite_weights import check_finite
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
@@ -62,6 +63,14 @@ def load_huggingface(
     folder = Path(folder)
     config = configs.read_hf(folder)
     return params_from_tensors(config, tensors_in_folder(folder), source=str(folder), dtype=dtype, mesh=mesh)
+
+
+def check_folder(folder: Path) -> ModelConfig:
+    """Check names, shapes and dtypes of all tensors in a folder, without reading them; return the config."""
+    config = configs.read_hf(folder)
+    _, shapes = decoder.abstract(config)
+    _check_tensors(config, shapes, tensors_in_folder(folder), str(folder), np.dtype(np.float32))
+    return config
 
 
 def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
@@ -131,7 +140,9 @@ def params_from_tensors(
         return _load_leaf(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
-    return model, jax.tree.map_with_path(read, *trees)
+    params = jax.tree.map_with_path(read, *trees)
+    check_finite(params, names_of, source, mesh)
+    return model, params
 
 
 def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
