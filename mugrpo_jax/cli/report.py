@@ -18,17 +18,17 @@ def add(commands: shared.Commands) -> None:
         "up to date.",
         example="mugrpo report runs/first runs/first-grpo -o comparison.html",
     )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    parser.add_argument("runs", type=shared.path, nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument(
         "-o",
         "--out",
-        type=Path,
+        type=shared.path,
         metavar="FILE",
         help="the HTML page; with .png, .svg or .pdf, one figure with the main curves "
         "(default: RUN/report.html, for several runs ./report.html)",
     )
     parser.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="also write every figure there, as SVG and PNG"
+        "--figures", type=shared.path, metavar="FOLDER", help="also write every figure there, as SVG and PNG"
     )
 
 

@@ -71,10 +71,8 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
         return task, ""
     dropped = f"; {len(overlong):,} longer ones are left out" if overlong else ""
     longest = max((size for size in sizes if size <= limit), default=0)
-    return (
-        task,
-        f"prompts     {len(sizes):,} checked, the longest has {longest:,} of {limit:,} tokens{dropped}",
-    )
+    about = f"{len(sizes):,} checked, the longest has {longest:,} of {limit:,} tokens{dropped}"
+    return task, f"prompts     {about}"
 
 
 def _prompt_sizes(problems: Sequence[Problem], tokenizer: Tokenizer) -> list[int]:

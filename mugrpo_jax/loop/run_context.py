@@ -41,6 +41,7 @@ class RunContext:
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
       step: computes one update; None before the first update.
+      first_skip: number and loss of the first update whose gradient was not finite; None if there was none.
     """
 
     folder: RunFolder
@@ -56,6 +57,7 @@ class RunContext:
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
     step: training.UpdateStep | None = None
+    first_skip: tuple[int, float] | None = None
 
     @property
     def config(self) -> RunConfig:
