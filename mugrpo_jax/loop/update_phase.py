@@ -94,7 +94,7 @@ def _why_skipped(run: RunContext, updates: int, metrics: dict[str, float]) -> st
     else:
         cause = f"its loss was {loss} too; if it was so from the first update on, look at the model's weights"
     return (
-        f"update {updates}: {metrics['skipped']:.0f} updates had a non-finite gradient and were skipped, more "
-        f"than optimizer.max_skipped={run.config.optimizer.max_skipped}; the first seen was update {first}; "
-        f"{cause}"
+        f"update {updates}: {metrics['skipped']:.0f} updates had a non-finite gradient and were skipped, "
+        f"more than optimizer.max_skipped={run.config.optimizer.max_skipped}; the first seen was "
+        f"update {first}; {cause}"
     )

@@ -191,7 +191,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
     assert "; the first: '" in about_data and about_data.count("\n") == 2
-    assert "prompts     24 checked, the longest has 7 of 15 tokens\n" in about_data
+    assert "prompts     16 checked, the longest has 7 of 15 tokens\n" in about_data
 
 
 @pytest.mark.parametrize(
