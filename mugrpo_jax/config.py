@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,24 @@ import yaml
 from mugrpo_jax.files import to_path
 from mugrpo_jax.objectives import ObjectiveConfig
 
+LARGEST_INTEGER, LARGEST_FLOAT = 2**31 - 1, 3.4e38  # of the int32 and float32 numbers on the devices
 
-def setting(default: Any, meaning: str, *, least: float | None = None) -> Any:
-    """Return a dataclass field with a default, a meaning for the docs, and a smallest allowed value."""
-    metadata = {"meaning": meaning, "least": least}
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Return a dataclass field with a default, a meaning for the docs, and the limits of its values.
+
+    `least` and `most` are allowed values themselves; `above` and `below` are not.
+    """
+    limits = {"least": least, "most": most, "above": above, "below": below}
+    metadata = {"meaning": meaning, **limits}
     if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -33,13 +48,27 @@ class ConfigError(ValueError):
 
 
 class Section:
-    """Base class of config sections; `__post_init__` checks the smallest allowed values."""
+    """Base class of config sections; `__post_init__` checks the limits of all numbers."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            least, value = field.metadata.get("least"), getattr(self, field.name)
-            if least is not None and value is not None and value < least:
-                raise ConfigError(f"{field.name}: must be at least {least}, got {value}")
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                _check_limits(field.name, value, field.metadata)
+
+
+def _check_limits(name: str, value: float, limits: Mapping[str, Any]) -> None:
+    if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
+        raise ConfigError(f"{name}: must be a finite number, got {value}")
+    most = LARGEST_INTEGER if isinstance(value, int) and limits["most"] is None else limits["most"]
+    for wrong, what, limit in (
+        (lambda limit: value < limit, "at least", limits["least"]),
+        (lambda limit: value > limit, "at most", most),
+        (lambda limit: value <= limit, "above", limits["above"]),
+        (lambda limit: value >= limit, "below", limits["below"]),
+    ):
+        if limit is not None and wrong(limit):
+            raise ConfigError(f"{name}: must be {what} {limit}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +120,17 @@ class TaskSection(Section):
         least=0,
     )
     deadline: float = setting(
-        5.0, "seconds to score one response; a slower one scores 0 and is counted", least=0
+        5.0, "seconds to score one response; a slower one scores 0 and is counted", above=0, most=86_400
+    )
+    scorer_memory_mb: int = setting(
+        2048, "megabytes of address space of one scoring process; only Linux enforces it", least=64
+    )
+    max_failed: float = setting(
+        0.9,
+        "largest share of responses whose reward may fail; if more fail, the run stops and says the most "
+        "frequent reason; 1 turns this off",
+        least=0,
+        most=1,
     )
 
 
@@ -100,7 +139,12 @@ class SamplingSection(Section):
     """How responses are sampled for training; there is no top-k or top-p truncation."""
 
     temperature: float = setting(1.0, "divides the logits, in sampling and in training")
-    max_prompt_tokens: int = setting(1536, "longest prompt; a longer prompt raises an error", least=1)
+    max_prompt_tokens: int = setting(1536, "longest prompt; see `overlong_prompts`", least=1)
+    overlong_prompts: Literal["refuse", "drop"] = setting(
+        "refuse",
+        "problems whose prompt is longer than `max_prompt_tokens`: `refuse` stops before the run starts and "
+        "names the first; `drop` leaves them out",
+    )
     max_response_tokens: int = setting(
         2560, "longest response; a response that reaches it has the finish reason `length`", least=1
     )
@@ -146,9 +190,9 @@ class OptimizerSection(Section):
         "constant", "learning rate after the warm-up; `cosine` and `linear` fall to 0"
     )
     warmup_updates: int = setting(0, "updates in which the learning rate rises linearly from 0", least=0)
-    beta1: float = setting(0.9, "decay of the first moment", least=0)
-    beta2: float = setting(0.999, "decay of the second moment", least=0)
-    eps: float = setting(1e-8, "added to the square root of the second moment", least=0)
+    beta1: float = setting(0.9, "decay of the first moment", least=0, below=1)
+    beta2: float = setting(0.999, "decay of the second moment", least=0, below=1)
+    eps: float = setting(1e-8, "added to the square root of the second moment", above=0)
     weight_decay: float = setting(0.01, "decoupled weight decay, not applied to norms and biases", least=0)
     grad_clip: float = setting(1.0, "largest global norm of the gradient; 0 turns clipping off", least=0)
     max_skipped: int = setting(20, "updates skipped for non-finite gradients before the run fails", least=0)
@@ -174,7 +218,7 @@ class EvaluationSection(Section):
     )
     samples: int = setting(1, "responses per problem", least=1)
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy", least=0)
-    top_p: float = setting(1.0, "nucleus sampling; 1 keeps all tokens")
+    top_p: float = setting(1.0, "nucleus sampling; 1 keeps all tokens", above=0, most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,13 +282,18 @@ class ReferenceSection(Section):
 
 # Sections without effect on the results, so that a run may resume with other values.
 DISPLAY_SECTIONS = ("report", "tracking")
+# Limits on which no stored rollout depends, so that a run may resume with other values too.
+CHANGEABLE_LIMITS = {
+    "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed"),
+    "sampling": ("slots", "max_prompt_tokens"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(Section):
     """Everything that defines a run."""
 
-    seed: int = setting(0, "all random numbers are derived from it", least=0)
+    seed: int = setting(0, "all random numbers are derived from it", least=0, most=2**63 - 1)
     model: ModelSection = setting(ModelSection(), "the model")
     task: TaskSection = setting(TaskSection(), "problems and rewards")
     sampling: SamplingSection = setting(SamplingSection(), "how responses are sampled")
@@ -289,6 +338,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
                 f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
+            )
+        if batch.length_multiple > batch.tokens_per_micro_batch:
+            raise ConfigError(
+                f"batch.length_multiple: rows of {batch.length_multiple} tokens are longer than "
+                f"batch.tokens_per_micro_batch={batch.tokens_per_micro_batch}"
             )
         if batch.equal_groups != "keep" and self.objective.name == "p3o":
             raise ConfigError(
@@ -348,7 +402,8 @@ class RunConfig(Section):
 
     def rollout_fingerprint(self) -> str:
         """Return a hash of all settings that, together with the weights, determine the rollouts."""
-        sections = {"task": to_dict(self.task), "sampling": to_dict(self.sampling)}
+        fixed = self.fixed_settings()
+        sections = {name: fixed[name] for name in ("task", "sampling")}
         group, dtype = self.batch.responses_per_prompt, self.model.sampling_dtype
         return _digest(sections | {"seed": self.seed, "group": group, "dtype": dtype})
 
@@ -358,8 +413,21 @@ class RunConfig(Section):
         return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
 
     def fingerprint(self) -> str:
-        """Return a hash of the config without `DISPLAY_SECTIONS`."""
-        return _digest({name: value for name, value in to_dict(self).items() if name not in DISPLAY_SECTIONS})
+        """Return a hash of `fixed_settings`."""
+        return _digest(self.fixed_settings())
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return the config as nested dicts without the keys that may change when a run resumes.
+
+        These are `DISPLAY_SECTIONS` and `CHANGEABLE_LIMITS`. If overlong prompts are dropped, the longest
+        prompt decides which problems the run has, so `sampling.max_prompt_tokens` is fixed too.
+        """
+        whole = {name: value for name, value in to_dict(self).items() if name not in DISPLAY_SECTIONS}
+        for section, names in CHANGEABLE_LIMITS.items():
+            for name in names:
+                if name != "max_prompt_tokens" or self.sampling.overlong_prompts == "refuse":
+                    del whole[section][name]
+        return whole
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -373,8 +441,10 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
             raise ConfigError(f"{path}: no such config file") from None
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date with month 13
             raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: not a config: nested too deeply") from None
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
         raw = loaded or {}
@@ -447,8 +517,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
     try:
         raw[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: {text!r} is not valid YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"override {override[:80]!r}: {text[:60]!r} is not valid YAML") from None
 
 
 def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
@@ -470,20 +540,42 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
     if origin in (dict, Mapping) or hint is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{source}: {name} must be keys and values, got {value!r}")
+        for key, item in value.items():
+            _check_plain(item, source, f"{name}.{key}")
+            if not isinstance(key, str):
+                raise ConfigError(f"{source}: {name}: the key {key!r} must be text")
         return dict(value)
     if hint is float:
         value = _number(value)
     kinds = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
     if hint in kinds and (type(value) is not hint):
         raise ConfigError(f"{source}: {name} must be {kinds[hint]}, got {value!r}")
+    if value == "":
+        raise ConfigError(f"{source}: {name} must not be empty; leave the key out for its default")
     return value
+
+
+def _check_plain(value: Any, source: str, name: str, depth: int = 8) -> None:
+    """Raise an error unless a value is text, a finite number, true, false, null, or lists and keys of such.
+
+    YAML has more types, such as dates, which cannot be stored with the run.
+    """
+    if isinstance(value, (Mapping, list)) and depth:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            _check_plain(item, source, f"{name}.{key}", depth - 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{source}: {name}: must be a finite number, got {value}")
+    elif not isinstance(value, (str, int, float, bool, type(None))):
+        kind = "nested too deeply" if isinstance(value, (Mapping, list)) else f"a {type(value).__name__}"
+        raise ConfigError(f"{source}: {name} is {kind}; put text into quotation marks")
 
 
 def _number(value: Any) -> Any:
     """Convert to float what YAML 1.1 reads as text (`1e-6`) or as an integer (`1`)."""
-    if isinstance(value, str):
+    if isinstance(value, str) or type(value) is int:
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return value
-    return float(value) if type(value) is int else value
+    return value

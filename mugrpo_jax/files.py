@@ -211,6 +211,19 @@ def wait_for(read: Callable[[], _T], path: Path, seconds: float) -> _T:
         time.sleep(min(0.5, seconds / 20))
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise a `ValueError` with the path if the file has anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError(f"{path}: not valid JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a JSON {type(value).__name__}; expected an object with keys and values")
+    return value
+
+
 def read_json_lines(path: Path, *, skip_damaged: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield the line number (from 1) and the value of every JSON line; nothing if the file does not exist.
 

@@ -1,7 +1,8 @@
 """Runs `mugrpo train` and kills itself at a chosen point: `kill_driver.py POINT COUNT [term] -- ARGUMENTS`.
 
 POINT names a moment of the run, COUNT which of its occurrences; `none` runs to the end, and then prints how
-many rows this process read for its updates. The environment variable LARGEST_FILE makes writing fail beyond so many bytes, as on a disk that is full.
+many rows this process read for its updates. The environment variable LARGEST_FILE makes writing fail beyond
+so many bytes, as on a disk that is full.
 """
 
 import atexit

@@ -1,6 +1,7 @@
 """Arguments that several commands share: config, run folder, hosts, sampling and checkpoint."""
 
 import argparse
+import math
 import os
 import textwrap
 from collections.abc import Callable
@@ -42,6 +43,32 @@ def add_command(
     return parser
 
 
+def at_least(smallest: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number from the command line and refuses smaller ones."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not smallest <= number < 2**63:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {smallest}")
+        return number
+
+    return read
+
+
+def number(text: str) -> float:
+    """Read a finite number from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
+    return value
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the path of a config file, and `key=value` arguments that override keys of the config."""
     parser.add_argument("config", help="a YAML file, such as configs/quickstart.yaml")
@@ -57,6 +84,8 @@ def path(text: str) -> Path:
     """Convert an argument to the path of a local file or folder, or of one in a bucket (`gs://`)."""
     from mugrpo_jax.files import to_path
 
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty")
     try:
         return to_path(text)
     except ValueError as error:
@@ -101,23 +130,27 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that set how responses are sampled."""
-    parser.add_argument("--max-tokens", type=int, default=512, help="longest response (default: 512)")
+    parser.add_argument("--max-tokens", type=at_least(1), default=512, help="longest response (default: 512)")
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=number,
         default=1.0,
         help="0 is greedy decoding (default: 1, the model's own distribution)",
     )
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1, all tokens)")
-    parser.add_argument("--seed", type=int, default=0, help="determines every response (default: 0)")
-    parser.add_argument("--slots", type=int, help="sequences decoded at once (default: as many as fit)")
+    parser.add_argument("--top-p", type=number, default=1.0, help="nucleus sampling (default: 1, all tokens)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="determines every response (default: 0)")
+    parser.add_argument(
+        "--slots", type=at_least(1), help="sequences decoded at once (default: as many as fit)"
+    )
     parser.add_argument("--dtype", help="bfloat16 or float32 (default: float32 on CPU, bfloat16 elsewhere)")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add `--step` and `--best`, which choose one of a run's checkpoints."""
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--step", type=int, help="checkpoint after this many updates (default: newest)")
+    choice.add_argument(
+        "--step", type=at_least(0), help="checkpoint after this many updates (default: newest)"
+    )
     choice.add_argument("--best", action="store_true", help="checkpoint with the best held-out accuracy")
 
 

@@ -42,11 +42,15 @@ def add(commands: shared.Commands) -> None:
         help="an option for all tasks, or with TASK.key=value for one task; may be repeated",
     )
     parser.add_argument("--reward", help="math, exact, or your own module:function (default: the task's)")
-    parser.add_argument("--problems", type=int, help="number of problems of each task (default: all)")
-    parser.add_argument("--samples", type=int, default=1, help="responses per problem (default: 1)")
+    parser.add_argument(
+        "--problems", type=shared.at_least(1), help="number of problems of each task (default: all)"
+    )
+    parser.add_argument(
+        "--samples", type=shared.at_least(1), default=1, help="responses per problem (default: 1)"
+    )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=shared.path,
         required=True,
         metavar="FILE",
         help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "

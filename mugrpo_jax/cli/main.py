@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -23,8 +22,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return its exit status; print an error that the user can fix and return 2."""
     arguments = parse(argv)
     _silence_background_threads()
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # so that a user's own reward function can be imported
     from mugrpo_jax.distributed import Stopped
 
     try:

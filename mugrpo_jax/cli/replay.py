@@ -19,7 +19,9 @@ def add(commands: shared.Commands) -> None:
     )
     shared.add_source_run(parser)
     shared.add_overrides(parser)
-    parser.add_argument("--stage", type=int, default=0, help="index of the stage, from 0 (default: 0)")
+    parser.add_argument(
+        "--stage", type=shared.at_least(0), default=0, help="index of the stage, from 0 (default: 0)"
+    )
     parser.add_argument("--out", type=shared.path, required=True, help="the new run's folder")
     shared.add_hosts(parser)
     shared.add_dry_run(parser)

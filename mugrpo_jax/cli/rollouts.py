@@ -16,8 +16,10 @@ def add(commands: shared.Commands) -> None:
         example="mugrpo rollouts runs/first --stage 0 --show 5 --reward 1:1",
     )
     shared.add_source_run(parser)
-    parser.add_argument("--stage", type=int, help="index of one stage, from 0 (default: all)")
-    parser.add_argument("--show", type=int, default=0, metavar="K", help="print K responses of each stage")
+    parser.add_argument("--stage", type=shared.at_least(0), help="index of one stage, from 0 (default: all)")
+    parser.add_argument(
+        "--show", type=shared.at_least(0), default=0, metavar="K", help="print K responses of each stage"
+    )
     parser.add_argument("--reward", type=_interval, metavar="LOW:HIGH", help="only rewards from LOW to HIGH")
 
 

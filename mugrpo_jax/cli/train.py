@@ -44,18 +44,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None) -> None:
-    """Print the plan, check that the run fits into memory, then train; a dry run only prints."""
+    """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks."""
     import jax
 
-    from mugrpo_jax.loop import stages
-    from mugrpo_jax.loop.preflight import describe_data
+    from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, check_memory, plan_run
 
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
         if dry_run:
-            print(describe_data(config))
+            print(preflight.dry_run(config, folder))
     if dry_run:
         check_loss(plan)
         return

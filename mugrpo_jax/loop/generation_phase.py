@@ -12,6 +12,7 @@ from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import PATIENCE_S
 from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
@@ -44,6 +45,8 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
     manifest = _checked_manifest(run, rollouts, cursor)
     if manifest is None:
         manifest = _generate(run, state, rollouts, stage, cursor)
+    again = f"mend it, remove {rollouts.folder} and start again"
+    check_failed(config, f"stage {stage}", manifest["status"], manifest.get("examples", {}), again)
     if not cursor.update and run.journal.find("stage", cursor.updates) is None:
         _record(run, manifest, stage, cursor)
     return rollouts

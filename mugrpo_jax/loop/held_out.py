@@ -6,6 +6,7 @@ import time
 import jax
 
 from mugrpo_jax import distributed, evaluation
+from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
@@ -33,7 +34,10 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
     if result is None:
         run.stop.agree(True)
         return None
-    accuracy = result.accuracy
+    accuracy, after = result.accuracy, f"after {cursor.updates} updates"
+    # Before the record, so that the run evaluates again once the reward is mended.
+    again = "mend it and start again"
+    check_failed(run.config, f"evaluation {after}", result.statuses, result.examples, again)
     run.journal.write(
         {
             "kind": "evaluation",
@@ -49,7 +53,6 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             },
         }
     )
-    after = f"after {cursor.updates} updates"
     progress.say(f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems)")
     progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)
     run.pending.restart()

@@ -1,32 +1,145 @@
-"""Describe the data of a run before training starts, reading only local files."""
+"""Check data, reward and model of a run before it starts, and describe the data for a dry run.
 
+What a dry run accepts, training can run: both call the functions of this module.
+"""
+
+import dataclasses
 import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
-from mugrpo_jax.tasks import PRESETS, Problem, load_task, task_maker
+from mugrpo_jax.loop.failed_rewards import run_scorer
+from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.models.io.loading import check_weights
+from mugrpo_jax.rollouts.generate_rollouts import training_order
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.run_data import check_data
+from mugrpo_jax.runs.run_folder import check_config
+from mugrpo_jax.runs.trackers import check_trackers
+from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
+from mugrpo_jax.tasks import PRESETS, REWARDS, Problem, Task, load_reward, load_task, task_maker
 
 _SOURCES = ("folder", "train", "test")
+_MANY = 5000  # prompts; checking more shows a progress bar
 
 
-def describe_data(config: RunConfig) -> str:
-    """Return a line of text with the number of problems and a shortened first problem, without downloads."""
+def dry_run(config: RunConfig, folder: Path) -> str:
+    """Check everything that needs no download and no weights; return lines of text about the data."""
+    check_config(folder, config)
+    check_trackers(config, folder)
+    check_weights(config.model.source)
+    task, about = _local_task(config)
+    if task is None:
+        return about
+    check_data(folder, task.sources)
+    checked, lengths = check_problems(config, task, run_model_tokenizer(config))
+    check_reward(config, checked)
+    return f"{about}\n{lengths}" if lengths else about
+
+
+def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:
+    """Tokenize all prompts and worked solutions that the run can use, once.
+
+    Returns:
+      The task with the problems that the run uses (`sampling.overlong_prompts` says which), and a line of
+      text about the lengths of the prompts; empty if the run uses none.
+    """
+    drop, limit = config.sampling.overlong_prompts == "drop", config.sampling.max_prompt_tokens
+    train = [task.train[i] for i in (range(len(task.train)) if drop else _used(config, len(task.train)))]
+    test = list(task.test[: config.evaluation.problems])
+    sizes = _prompt_sizes([*train, *test], tokenizer)
+    overlong = [(problem, size) for problem, size in zip([*train, *test], sizes) if size > limit]
+    if overlong and not drop:
+        (first, size), longest = overlong[0], max(sizes)
+        raise ConfigError(
+            f"{first}: its prompt has {size:,} tokens, sampling.max_prompt_tokens is {limit:,}; "
+            f"{len(overlong):,} of {len(sizes):,} prompts are too long, the longest has {longest:,} tokens; "
+            "raise the limit, or leave them out with sampling.overlong_prompts=drop"
+        )
+    if overlong:
+        kept = [problem for problem, size in zip(train, sizes) if size <= limit]
+        if not kept:
+            raise ConfigError(f"task {task.name}: no training prompt has at most {limit:,} tokens")
+        fitting = [problem for problem, size in zip(test, sizes[len(train) :]) if size <= limit]
+        task = dataclasses.replace(task, train=kept, test=fitting)
+    for index in warm_start_problems(config, len(task.train)):
+        solution_tokens(config, tokenizer, task.train[index])
+    if not sizes:
+        return task, ""
+    dropped = f"; {len(overlong):,} longer ones are left out" if overlong else ""
+    longest = max((size for size in sizes if size <= limit), default=0)
+    about = f"{len(sizes):,} checked, the longest has {longest:,} of {limit:,} tokens{dropped}"
+    return task, f"prompts     {about}"
+
+
+def _prompt_sizes(problems: Sequence[Problem], tokenizer: Tokenizer) -> list[int]:
+    sizes = []
+    with progress.bar(len(problems), "check prompts", "prompt", quiet=len(problems) < _MANY) as bar:
+        for problem in problems:
+            sizes.append(len(prompt_of_any_length(tokenizer, problem)))
+            bar.update()
+    return sizes
+
+
+def _used(config: RunConfig, count: int) -> Iterable[int]:
+    """Return the indices of the training problems that the run samples or trains on."""
+    warm = warm_start_problems(config, count)
+    sampled = len(config.stages) * config.prompts_per_stage if config.replay.run is None else 0
+    if sampled >= count:
+        return range(count)
+    order = training_order(config.seed, 0, count)[:sampled] if sampled else ()
+    return sorted({*warm, *map(int, order)})
+
+
+def warm_start_problems(config: RunConfig, count: int) -> range:
+    """Return the indices of the training problems whose solutions the warm start uses."""
+    settings = config.warm_start
+    if not settings.updates:
+        return range(0)
+    return range(count if settings.problems is None else min(settings.problems, count))
+
+
+def check_reward(config: RunConfig, task: Task) -> None:
+    """Import the reward and call it once, with the answer of a problem as the response.
+
+    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails.
+    """
+    name, problems = config.task.reward or task.reward, task.train or task.test
+    load_reward(name)
+    if name in REWARDS or config.task.max_failed == 1 or not problems:
+        return
+    problem = problems[0]
+    with run_scorer(config, task, workers=0 if config.task.scorers == 0 else 1) as scorer:
+        score = scorer.submit(problem.solution or problem.answer, problem).result()
+    if score.status != "ok":
+        raise ConfigError(
+            f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "
+            f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
+        )
+
+
+def _local_task(config: RunConfig) -> tuple[Task | None, str]:
+    """Load the task without downloads; return it, or None if it needs some, and a line of text about it."""
+    stored = ""
     if config.replay.run is not None:
         stage = replay.rollouts(config)
-        return f"data        {stage.prompts:,} prompts with their responses in {stage.folder}"
+        stored = f"data        {stage.prompts:,} prompts with their responses in {stage.folder}"
     name, options = config.task.name, config.task.options
     task_maker(name, options)
     given = {key for key in _SOURCES if options.get(key) is not None}
     fetched = {key for key in given if str(options[key]).startswith("hub:")}
     if (name in PRESETS and not given) or (fetched and given == fetched):
-        return "data        on the Hub; a dry run does not fetch it"
+        return None, stored or "data        on the Hub; a dry run does not fetch it"
     task = load_task(name, **{key: value for key, value in options.items() if key not in fetched})
     if not len(task.train) and "train" not in fetched:
         raise ConfigError(f"task {task.name}: no training problems")
     counts = f"{len(task.train):,} problems to train on, {len(task.test):,} held out"
     rest = "; the rest is on the Hub" if fetched else ""
     first = f"; the first: {_abridged(task.train[0])}" if len(task.train) else ""
-    return f"data        {counts}{rest}{first}"
+    return task, stored or f"data        {counts}{rest}{first}"
 
 
 def _abridged(problem: Problem) -> str:

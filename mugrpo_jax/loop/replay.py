@@ -77,7 +77,7 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
 
 def _origin(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine a stage's rollouts and the training state at its start."""
-    whole = configs.to_dict(config)
+    whole = config.fixed_settings()
     return {
         "seed": config.seed,
         "model": {name: whole["model"][name] for name in ("source", "tiny", "sampling_dtype")},

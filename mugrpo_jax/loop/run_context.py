@@ -15,18 +15,22 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
+from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
+from mugrpo_jax.runs.run_data import claim_data
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
-from mugrpo_jax.tasks import Scorer, Task, load_task, make_scorer
+from mugrpo_jax.tasks import Scorer, Task, load_task
 
 
 @dataclasses.dataclass
@@ -42,6 +46,7 @@ class RunContext:
       step: computes one update; None before the first update.
       reference: model and weights of the reference policy, if they stay in memory.
       reference_scorer: computes the log-probs of the reference policy; None before it is first needed.
+      first_skip: number and loss of the first update whose gradient was not finite; None if there was none.
     """
 
     folder: RunFolder
@@ -59,6 +64,7 @@ class RunContext:
     step: training.UpdateStep | None = None
     reference: tuple[Any, Any] | None = None
     reference_scorer: training.ResponseScorer | None = None
+    first_skip: tuple[int, float] | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -87,9 +93,7 @@ class RunContext:
     @functools.cached_property
     def scorer(self) -> Scorer:
         """The scorer of responses, which is started when it is first used."""
-        task = self.config.task
-        scorer = make_scorer(task.reward or self.task.reward, workers=task.scorers, deadline_s=task.deadline)
-        return self.resources.enter_context(scorer)
+        return self.resources.enter_context(run_scorer(self.config, self.task))
 
     @functools.cached_property
     def request_thread(self) -> ThreadPoolExecutor:
@@ -122,10 +126,15 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
             task = load_task(config.task.name, **config.task.options)
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
+            task, _ = check_problems(config, task, run_model_tokenizer(config))
+            check_reward(config, task)
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)
+        distributed.check_same("data", task.sources)
         # After everything else: a config that cannot run must not claim the folder.
         folder = _open_folder(path, config, resources)
+        with distributed.together("data"):
+            claim_data(path, task.sources)
         move_unusable(path / "checkpoints", back_to)
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage

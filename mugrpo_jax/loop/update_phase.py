@@ -1,6 +1,7 @@
 """The second phase of a stage: take µ updates on the rollouts."""
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,8 +102,21 @@ def _record(
     run.journal.write(record)
     bar.set_postfix(progress.headline(record), refresh=False)
     bar.update()
+    if run.first_skip is None and not math.isfinite(metrics["gradient_norm"]):
+        run.first_skip = cursor.updates, metrics["loss"]
     if metrics["skipped"] > run.config.optimizer.max_skipped:
-        raise ConfigError(
-            f"update {cursor.updates}: {metrics['skipped']:.0f} updates had a non-finite gradient, more "
-            "than optimizer.max_skipped; lower optimizer.learning_rate"
-        )
+        raise ConfigError(_why_skipped(run, cursor.updates, metrics))
+
+
+def _why_skipped(run: RunContext, updates: int, metrics: dict[str, float]) -> str:
+    """Return what is known about updates that were skipped because their gradient was not finite."""
+    first, loss = run.first_skip or (updates, metrics["loss"])
+    if math.isfinite(loss):
+        cause = f"its loss was finite ({loss:g}); lower optimizer.learning_rate"
+    else:
+        cause = f"its loss was {loss} too; if it was so from the first update on, look at the model's weights"
+    return (
+        f"update {updates}: {metrics['skipped']:.0f} updates had a non-finite gradient and were skipped, "
+        f"more than optimizer.max_skipped={run.config.optimizer.max_skipped}; the first seen was "
+        f"update {first}; {cause}"
+    )

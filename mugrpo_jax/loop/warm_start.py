@@ -8,6 +8,7 @@ from typing import Any
 
 from mugrpo_jax import training
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.preflight import warm_start_problems
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.rollouts import Update, plan_buckets
@@ -71,8 +72,7 @@ def warm_started_weights(run: RunContext) -> Any:
 def _solutions(run: RunContext, start: int) -> Iterator[Update]:
     """Yield updates on prompts with their worked solutions, beginning with update number `start`."""
     train, batch, settings = run.task.train, run.config.batch, run.config.warm_start
-    count = len(train) if settings.problems is None else min(settings.problems, len(train))
-    problems = [train[i] for i in range(count)]
+    problems = [train[i] for i in warm_start_problems(run.config, len(train))]
     rows = [(run.setup.prompt_tokens(p), run.setup.solution_tokens(p)) for p in problems]
     buckets = plan_buckets(
         max(len(prompt) + len(solution) for prompt, solution in rows),

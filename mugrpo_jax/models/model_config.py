@@ -1,10 +1,14 @@
 """Define the shape of a decoder, and convert it from and to the `config.json` in a Hugging Face folder."""
 
 import dataclasses
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from mugrpo_jax.files import read_json_object
+
+_LARGEST = {"num_hidden_layers": 4096}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +90,46 @@ def from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelC
     missing = [key for key in needed if key not in config]
     if missing:
         raise ValueError(f"{source}: missing key {missing[0]!r}")
-    heads = config["num_attention_heads"]
+    sizes = {key: _size(config, key, source) for key in needed}
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     theta, scaling = _rope(config, source)
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise ValueError(f"{source}: tie_word_embeddings is {tied!r}; possible: true, false")
     return ModelConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
+        vocab_size=sizes["vocab_size"],
+        hidden_size=width,
+        num_layers=sizes["num_hidden_layers"],
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate_size=config["intermediate_size"],
+        num_kv_heads=_size(config, "num_key_value_heads", source, heads),
+        head_dim=_size(config, "head_dim", source, width // heads),
+        intermediate_size=sizes["intermediate_size"],
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        tie_embeddings=config.get("tie_word_embeddings", False),
+        norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", source),
+        tie_embeddings=tied,
         qkv_bias=family == "Qwen2",
         qk_norm=family == "Qwen3",
-        max_positions=config.get("max_position_embeddings", 4096),
+        max_positions=_size(config, "max_position_embeddings", source, 4096),
     )
+
+
+def _size(config: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
+    """Return a size; `default` replaces a size that is missing, null or 0."""
+    value = config.get(key)
+    if default is not None and not value and not isinstance(value, (bool, str)):
+        return default
+    largest = _LARGEST.get(key, 2**31 - 1)
+    if type(value) is not int or not 1 <= value <= largest:
+        raise ValueError(f"{source}: {key} is {value!r}; possible: a whole number from 1 to {largest}")
+    return value
+
+
+def _positive(value: Any, key: str, source: str) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ValueError(f"{source}: {key} is {value!r}; possible: a finite number above 0")
+    return float(value)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -140,12 +166,9 @@ def read_hf(folder: Path) -> ModelConfig:
     """Return the model config that `config.json` in a Hugging Face folder describes."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text())
+        return from_hf(read_json_object(path), source=str(path))
     except FileNotFoundError:
         raise ValueError(f"{path}: not found; a Hugging Face model folder has a config.json") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from None
-    return from_hf(raw, source=str(path))
 
 
 _SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -153,6 +176,8 @@ _SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 def _family(config: Mapping[str, Any], source: str) -> str:
     names = config.get("architectures") or [f"(none; model_type {config.get('model_type')!r})"]
+    if not isinstance(names, list):
+        raise ValueError(f"{source}: architectures is {names!r}; possible: a list with one name")
     if names[0] not in _SUPPORTED:
         raise ValueError(
             f"{source}: architecture {names[0]!r} is not supported; supported: {', '.join(_SUPPORTED)}"
@@ -162,20 +187,19 @@ def _family(config: Mapping[str, Any], source: str) -> str:
 
 def _rope(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
     """Return RoPE base and scaling, from `rope_theta` and `rope_scaling` or the newer `rope_parameters`."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(key) or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"{source}: {key} is {rope!r}; possible: keys and values")
+    theta = _positive(rope.get("rope_theta", config.get("rope_theta", 10_000.0)), "rope_theta", source)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind != "llama3":
         raise ValueError(f"{source}: rope type {kind!r} is not supported; supported: 'default', 'llama3'")
-    try:
-        scaling = RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-        )
-    except KeyError as error:
-        raise ValueError(f"{source}: rope scaling 'llama3' lacks the key {error.args[0]!r}") from None
-    return theta, scaling
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    for name in names:
+        if name not in rope:
+            raise ValueError(f"{source}: rope scaling 'llama3' lacks the key {name!r}")
+    factor, low, high, positions = (_positive(rope[name], name, source) for name in names)
+    return theta, RopeScaling(factor, low, high, int(positions))

@@ -1,11 +1,15 @@
 """Convert text to token ids and back, with a Hugging Face tokenizer or with one token per character."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from mugrpo_jax.files import read_json_object
+from mugrpo_jax.models.chat_template_check import problem_with_template
 
 Message = Mapping[str, str]
 
@@ -22,6 +26,9 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "char_tokenizer.json",
 )
+
+
+_EXAMPLE = (("user", "first question"), ("assistant", "the answer"), ("user", "second question"))
 
 
 class Tokenizer(Protocol):
@@ -54,6 +61,10 @@ class Tokenizer(Protocol):
         """Return the token ids of `chat_text` with the same arguments."""
         ...
 
+    def end_id(self, *, chat: bool) -> int:
+        """Return the token that ends a response to a plain text or, with `chat`, to chat messages."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write files to `folder` from which `transformers.AutoTokenizer` loads the same tokenizer."""
         ...
@@ -70,13 +81,18 @@ class HFTokenizer:
         # For one text, the Python wrappers of `transformers` would take longer than the encoding itself.
         self._backend = fast.backend_tokenizer
         self._source = source
+        self._template_checked = False
         self._start = [i for i in fast.encode("", add_special_tokens=True) if i == fast.bos_token_id]
         known = {fast.eos_token_id, *eos_ids} - {None}
         if not known:
             raise ValueError(f"{source}: no end-of-text token; a response would never end")
+        self.vocab_size = len(fast)
+        if outside := [i for i in known if not 0 <= i < self.vocab_size]:
+            raise ValueError(
+                f"{source}: the end-of-text token {outside[0]} is not one of the {self.vocab_size} tokens"
+            )
         self.eos_ids = frozenset(known)
         self.pad_id = min(known) if fast.pad_token_id is None else fast.pad_token_id
-        self.vocab_size = len(fast)
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
@@ -93,11 +109,49 @@ class HFTokenizer:
         if self._fast.chat_template is None:
             raise ValueError(f"{self._source}: the tokenizer has no chat template; use plain text prompts")
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        return str(self._fast.apply_chat_template([dict(message) for message in messages], **options))
+        chat = [dict(message) for message in messages]
+        if not self._template_checked:
+            self._check_template(chat)
+        try:
+            return str(self._fast.apply_chat_template(chat, **options))
+        except Exception as error:  # the template is a program, and may raise anything
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"{self._source}: the chat template fails: {type(error).__name__}: {reason}"
+            ) from error
+
+    def _check_template(self, chat: list[dict[str, str]]) -> None:
+        """Render the first conversation in a child process, which has limits on time and memory."""
+        template = self._fast.chat_template
+        if isinstance(template, str):
+            names = {name: str(token) for name, token in self._fast.special_tokens_map.items()}
+            problem = problem_with_template(template, json.dumps(chat), json.dumps(names))
+            if problem is not None:
+                raise ValueError(f"{self._source}: the chat template cannot be used: {problem}")
+        self._template_checked = True
 
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """See `Tokenizer.chat`."""
         return self.encode(self.chat_text(messages, add_generation_prompt=add_generation_prompt))
+
+    def end_id(self, *, chat: bool) -> int:
+        """See `Tokenizer.end_id`. In a chat it is the stop token that the template puts after an answer."""
+        return self._end_of_turn if chat else self._end_of_text
+
+    @property
+    def _end_of_text(self) -> int:
+        own = self._fast.eos_token_id
+        return min(self.eos_ids) if own is None else own
+
+    @functools.cached_property
+    def _end_of_turn(self) -> int:
+        question, answer, more = ({"role": role, "content": text} for role, text in _EXAMPLE)
+        for chat in ([question, answer], [question, answer, more]):  # some templates end only earlier turns
+            text = self.chat_text(chat, add_generation_prompt=False)
+            after = text.rpartition(answer["content"])[2].partition(more["content"])[0]
+            if stops := [i for i in self.encode(after) if i in self.eos_ids]:
+                return stops[0]
+        return self._end_of_text
 
     def save(self, folder: Path) -> None:
         """See `Tokenizer.save`."""
@@ -159,6 +213,10 @@ class CharTokenizer:
             ids += [1] if message["role"] == "assistant" else []
         return ids
 
+    def end_id(self, *, chat: bool) -> int:
+        """See `Tokenizer.end_id`. Plain text and chats end with the same token."""
+        return 1
+
     def save(self, folder: Path) -> None:
         """Write `char_tokenizer.json`, and the files of an equal tokenizer for `transformers`."""
         text = json.dumps({"alphabet": self.alphabet}, ensure_ascii=False)
@@ -169,8 +227,11 @@ class CharTokenizer:
     def load(cls, file: Path) -> "CharTokenizer":
         """Load the tokenizer that `save` wrote; `file` is the path of `char_tokenizer.json`."""
         try:
-            return cls(json.loads(file.read_text(encoding="utf-8"))["alphabet"])
-        except (ValueError, KeyError, TypeError) as error:
+            alphabet = json.loads(file.read_text(encoding="utf-8"))["alphabet"]
+            if not isinstance(alphabet, str):
+                raise TypeError("its alphabet is not text")
+            return cls(alphabet)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{file}: not a character tokenizer ({error})") from None
 
     def _to_fast(self) -> Any:
@@ -206,7 +267,10 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     try:
         kind = _tokenizer_class(folder)
         fast = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types; tell the user the folder and the reason
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # `transformers` raises many types, and a panic in the Rust code of `tokenizers` is no Exception.
+    except BaseException as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     return HFTokenizer(fast, eos_ids=_stop_ids(folder), source=str(folder))
@@ -218,7 +282,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if own.is_file() and settings.is_file():
-        named = json.loads(settings.read_text()).get("tokenizer_class")
+        named = read_json_object(settings).get("tokenizer_class")
         if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             return transformers.PreTrainedTokenizerFast
     return transformers.AutoTokenizer
@@ -229,7 +293,12 @@ def _stop_ids(folder: Path) -> set[int]:
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if file.is_file():
-            ids = json.loads(file.read_text()).get("eos_token_id")
+            ids = read_json_object(file).get("eos_token_id")
             if ids is not None:
-                return set(ids) if isinstance(ids, list) else {ids}
+                found = ids if isinstance(ids, list) else [ids]
+                if not all(type(i) is int for i in found):
+                    raise ValueError(
+                        f"{file}: eos_token_id is {ids!r}; possible: a token id, or a list of ids"
+                    )
+                return set(found)
     return set()

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -98,6 +99,8 @@ class ObjectiveConfig:
                 raise ValueError(
                     f"knob {knob!r} is {value!r}; possible: a number, a string, a boolean or None"
                 )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"knob {knob!r} is {value}; possible: a finite number")
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.float32)
         wanted = ("reference_logp", "entropy", "proximal_logp")
         arrays = {name: tokens for name in wanted if name in inspect.signature(function).parameters}

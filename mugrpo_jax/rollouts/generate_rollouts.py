@@ -57,11 +57,12 @@ def stage_requests(
 def training_problem(train: Sequence[Problem], seed: int, position: int) -> Problem:
     """Return the problem at a position in an endless sequence of epochs, each with its own random order."""
     epoch, place = divmod(position, len(train))
-    return train[int(_order(seed, epoch, len(train))[place])]
+    return train[int(training_order(seed, epoch, len(train))[place])]
 
 
 @functools.lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+def training_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order of the training problems in an epoch, as indices."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 

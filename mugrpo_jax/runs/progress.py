@@ -40,9 +40,9 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
         say(f"{what}: {answers} could not be scored, counted as 0: {counts}")
 
 
-def bar(total: int, title: str, unit: str, initial: int = 0) -> Any:
-    """Return a progress bar that only process 0 shows."""
-    quiet = jax.process_index() > 0
+def bar(total: int, title: str, unit: str, initial: int = 0, *, quiet: bool = False) -> Any:
+    """Return a progress bar that only process 0 shows, and nobody if `quiet`."""
+    quiet |= jax.process_index() > 0
     return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
 
 

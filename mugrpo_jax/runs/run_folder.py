@@ -29,20 +29,12 @@ class RunFolder:
 
     def _write_or_check_config(self) -> None:
         path = self.folder / "config.yaml"
-        here = configs.to_dict(self.config)
         if jax.process_index() > 0:
             _wait_for_text(path)
         if path.exists():
-            there = configs.to_dict(configs.load(path))  # keys that the file lacks have defaults
-            may_change = dict.fromkeys((*configs.DISPLAY_SECTIONS, "mesh"))
-            differing = configs.differing_keys(there | may_change, here | may_change)
-            if differing:
-                raise ConfigError(
-                    f"{path}: this run was started with another config: {'; '.join(differing)}; "
-                    "use another --out, or the config it was started with"
-                )
+            check_config(self.folder, self.config)
         else:
-            write_atomically(path, yaml.safe_dump(here, sort_keys=False))
+            write_atomically(path, yaml.safe_dump(configs.to_dict(self.config), sort_keys=False))
 
     def stage_folder(self, stage: int) -> Path:
         """Return the folder with the rollouts of a stage."""
@@ -62,6 +54,20 @@ def _wait_for_text(path: Path) -> None:
         raise ConfigError(
             f"{path}: not seen here after {PATIENCE_S:g} s; --out must be on storage that all hosts share"
         ) from None
+
+
+def check_config(folder: Path, config: RunConfig) -> None:
+    """Raise an error with the differing keys if a run in the folder was started with another config."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    mesh = {"mesh": None}
+    there, here = (run.fixed_settings() | mesh for run in (configs.load(path), config))
+    if differing := configs.differing_keys(there, here):
+        raise ConfigError(
+            f"{path}: this run was started with another config: {'; '.join(differing)}; "
+            "use another --out, or the config it was started with"
+        )
 
 
 def stage_folder(run: Path, stage: int) -> Path:

@@ -151,7 +151,14 @@ def _requests(
     """Return requests for the samples that are not in `done`."""
     requests: list[Request] = []
     for index, prompt in enumerate(prompts):
-        tokens = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
+        try:
+            tokens = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
+        except TypeError as error:  # raised by `tokenizers` for text that is not Unicode
+            raise ValueError(f"prompt {index}: cannot be made into tokens: {error}") from None
+        if outside := [token for token in tokens if not 0 <= token < config.vocab_size]:
+            raise ValueError(
+                f"prompt {index}: token {outside[0]} is not one of the {config.vocab_size} tokens"
+            )
         if len(tokens) + settings.max_tokens > config.max_positions:
             raise ValueError(
                 f"prompt {index}: {len(tokens)} tokens + max_tokens of {settings.max_tokens} exceed the "
@@ -183,12 +190,16 @@ def _read_prompts(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise ValueError(f"{path}: not found; it should hold one JSON object per line")
     prompts: list[Prompt] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             item = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
         prompt: Any = item.get("prompt_tokens", item.get("prompt")) if isinstance(item, dict) else None
         text = isinstance(prompt, str) and prompt

@@ -19,7 +19,20 @@ from mugrpo_jax.sampling.programs import params_sharding, sampling_params
 
 def run_mesh(config: RunConfig) -> Mesh:
     """Return a mesh of all devices, with the shape that the config gives."""
-    return make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    _check_attention(config, mesh)
+    return mesh
+
+
+def _check_attention(config: RunConfig, mesh: Mesh) -> None:
+    """Raise an error if the devices do not have the implementation of attention that the config names."""
+    platform, wanted = mesh.devices.flat[0].platform, config.model.attention
+    needed = {"cudnn": ("gpu", "cuda", "rocm"), "splash": ("tpu",)}.get(wanted, (platform,))
+    if platform not in needed:
+        raise ConfigError(
+            f"model.attention: {wanted} needs a {needed[0].upper()}, this machine has a {platform.upper()}; "
+            "use auto"
+        )
 
 
 def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
-from mugrpo_jax.sampling import Sampler, SamplerPlan, encode_prompt
+from mugrpo_jax.sampling import Sampler, SamplerPlan
+from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
@@ -34,27 +35,11 @@ class RunSetup:
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
-        tokens = encode_prompt(self.tokenizer, problem.prompt)
-        limit = self.config.sampling.max_prompt_tokens
-        if len(tokens) > limit:
-            raise ConfigError(
-                f"problem {problem.id}: its prompt has {len(tokens)} tokens, "
-                f"sampling.max_prompt_tokens is {limit}; raise it or filter the data"
-            )
-        return np.asarray(tokens, np.int32)
+        return problem_tokens.prompt_tokens(self.config, self.tokenizer, problem)
 
     def solution_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a worked solution and the end token; raise an error if it is too long."""
-        if problem.solution is None:
-            raise ConfigError(f"problem {problem.id}: no worked solution; a warm start needs one for each")
-        tokens = [*self.tokenizer.encode(problem.solution), min(self.tokenizer.eos_ids)]
-        limit = self.config.sampling.max_response_tokens
-        if len(tokens) > limit:
-            raise ConfigError(
-                f"problem {problem.id}: its solution has {len(tokens)} tokens, "
-                f"sampling.max_response_tokens is {limit}; raise it or filter the data"
-            )
-        return np.asarray(tokens, np.int32)
+        return problem_tokens.solution_tokens(self.config, self.tokenizer, problem)
 
     def buckets(self) -> Buckets:
         """Return the possible shapes of micro-batches in the update step."""

@@ -11,7 +11,9 @@ because the worker processes must start fast.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -41,8 +43,8 @@ from mugrpo_jax.tasks.scoring import STATUSES as STATUSES
 from mugrpo_jax.tasks.scoring import InlineScorer as InlineScorer
 from mugrpo_jax.tasks.scoring import Score as Score
 from mugrpo_jax.tasks.scoring import Scorer as Scorer
-from mugrpo_jax.tasks.scoring import ScoringPool as ScoringPool
-from mugrpo_jax.tasks.scoring import make_scorer as make_scorer
+from mugrpo_jax.tasks.scoring_pool import ScoringPool as ScoringPool
+from mugrpo_jax.tasks.scoring_pool import make_scorer as make_scorer
 from mugrpo_jax.tasks.task import Message as Message
 from mugrpo_jax.tasks.task import Problem as Problem
 from mugrpo_jax.tasks.task import Prompt as Prompt
@@ -61,7 +63,7 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
 )
 
 
-def load_task(name: str, **options: Any) -> Task:
+def load_task(name: str, /, **options: Any) -> Task:
     """Make the task `name`: a key of `GENERATORS`, a key of `PRESETS`, or `dataset` for your own files.
 
     `options` are the arguments of the generator, of `preset_task` or of `dataset_task`.
@@ -75,7 +77,7 @@ def load_task(name: str, **options: Any) -> Task:
     return task_maker(name, options)(**options)
 
 
-def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
+def task_maker(name: str, options: Mapping[str, Any]) -> Callable[..., Task]:
     """Return the function that makes the task. Check the name and the options, but read no data."""
     make: Callable[..., Task]
     if name in GENERATORS:
@@ -87,7 +89,36 @@ def task_maker(name: str, options: Iterable[str]) -> Callable[..., Task]:
     else:
         raise ValueError(f"task is {name!r}; possible: {', '.join([*GENERATORS, 'dataset', *PRESETS])}")
     known = inspect.signature(make).parameters
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}; possible: {', '.join(known)}")
+        kinds = _kinds(known[option].annotation)
+        if not any(_is(value, kind) for kind in kinds):
+            possible = ", ".join(dict.fromkeys(_KINDS[kind] for kind in kinds))
+            raise ValueError(f"{name}: {option} is {value!r}; possible: {possible}")
     return make
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Columns: "keys and values",
+    Mapping: "keys and values",
+    types.NoneType: "null",
+}
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """Return the types in the annotation of an argument, which is a type or a union of types."""
+    union = isinstance(annotation, types.UnionType)
+    return [
+        typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) if union else [annotation])
+    ]
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):  # in Python, True is also an int
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -35,6 +35,8 @@ def arithmetic(
     """
     check_integer("arithmetic", "difficulty", difficulty, 1, 18)
     check_integer("arithmetic", "operands", operands, 2, 10)
+    if not 0 <= slips <= 1:
+        raise ValueError(f"arithmetic: slips is {slips}; possible: a probability from 0 to 1")
     smallest = 10 ** (difficulty - 1) if difficulty > 1 else 0
 
     def draw(rng: random.Random) -> tuple[str, Problem]:

@@ -4,11 +4,12 @@ A source is a string: `path/to/file.jsonl`, `path/to/file.parquet`, `hub:owner/n
 `hub:owner/name/subset:split`. `Columns` says how to make a problem from the columns of a row.
 """
 
+import hashlib
 import json
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,12 +55,19 @@ class Columns:
     def __post_init__(self) -> None:
         if self.answer_part not in ANSWER_PARTS:
             raise ValueError(f"answer_part is {self.answer_part!r}; possible: {', '.join(ANSWER_PARTS)}")
+        for key in ("answer", "solution", "id"):
+            if not isinstance(getattr(self, key), str | None):
+                raise ValueError(f"{key} is {getattr(self, key)!r}; possible: the name of a column")
+        if not isinstance(self.template, str | tuple):
+            raise ValueError(f"template is {self.template!r}; possible: text, or a list of chat messages")
         messages = [self.template] if isinstance(self.template, str) else self.template
         for message in messages:
-            if isinstance(message, str):
-                _fields(message)
-            elif set(message) != {"role", "content"}:
+            if isinstance(self.template, str):
+                _fields(self.template)
+            elif not isinstance(message, Mapping) or set(message) != {"role", "content"}:
                 raise ValueError(f"template has a message {message!r}; possible keys: role and content, both")
+            elif not all(isinstance(text, str) for text in message.values()):
+                raise ValueError(f"template has a message {message!r}; role and content must be text")
             else:
                 _fields(message["content"])
 
@@ -91,7 +99,7 @@ def load_problems(source: str, columns: Columns) -> list[Problem]:
             raise ValueError(f"{where}: {error}") from None
         if problem.id in problems:
             raise ValueError(f"{where}: id {problem.id!r} is there twice; ids must be unique")
-        problems[problem.id] = problem
+        problems[problem.id] = replace(problem, place=where)
     if not problems:
         raise ValueError(f"{source}: no problems in it")
     return list(problems.values())
@@ -114,8 +122,24 @@ def dataset_task(
         raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
     load_reward(reward)
     columns = columns if isinstance(columns, Columns) else _columns(columns or {})
-    problems = [[] if source is None else load_problems(source, columns) for source in (train, test)]
-    return Task(name=name, train=problems[0], test=problems[1], reward=reward)
+    problems = {source: load_problems(source, columns) for source in (train, test) if source is not None}
+    sources = {source: _digest(found) for source, found in problems.items()}
+    if train is not None and test is not None and sources[train] == sources[test]:
+        raise ValueError(f"{test}: has the same problems as {train}; held-out problems must be others")
+    lists = [[] if source is None else problems[source] for source in (train, test)]
+    return Task(name=name, train=lists[0], test=lists[1], reward=reward, sources=sources)
+
+
+def _digest(problems: Iterable[Problem]) -> str:
+    """Return a hash of problems; raise an error for text that is not Unicode, such as half of an emoji."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        content = [problem.id, problem.prompt, problem.answer, problem.solution]
+        try:
+            digest.update(json.dumps(content, ensure_ascii=False).encode())
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{problem}: not valid Unicode: {error}") from None
+    return digest.hexdigest()
 
 
 def _columns(settings: Mapping[str, Any]) -> Columns:
@@ -141,7 +165,7 @@ def _rows(source: str) -> Iterator[Row]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -153,7 +177,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a {type(row).__name__}; possible: one JSON object a line")

@@ -1,6 +1,8 @@
 """Find rewards by name. A reward is a function `reward(response, problem)`; 1.0 means a right answer."""
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -60,9 +62,12 @@ def load_reward(name: str) -> RewardFunction:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise ValueError(f"reward is {name!r}; possible: {', '.join(REWARDS)} or module:function")
+    # A reward may be in the working folder. The folder goes last, so that no file in it hides a package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}") from error
     function = getattr(module, attribute, None)
     if function is None:

@@ -27,15 +27,19 @@ def main() -> None:
         limit = hello["memory_mb"] * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    from mugrpo_jax.tasks.rewards import load_reward
-    from mugrpo_jax.tasks.scoring import call_reward
-    from mugrpo_jax.tasks.task import Problem
+    try:
+        from mugrpo_jax.tasks.rewards import load_reward
+        from mugrpo_jax.tasks.scoring import call_reward
+        from mugrpo_jax.tasks.task import Problem
 
-    reward = load_reward(hello["reward"])
-    if hello["reward"] == "math":
-        from mugrpo_jax.tasks.math_answers import same_answer
+        reward = load_reward(hello["reward"])
+        if hello["reward"] == "math":
+            from mugrpo_jax.tasks.math_answers import same_answer
 
-        same_answer("x + 1", "y")  # loads sympy and its parser before the first deadline starts
+            same_answer("x + 1", "y")  # loads sympy and its parser before the first deadline starts
+    except BaseException as error:
+        out.write(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}).encode() + b"\n")
+        return
     out.write(b'{"ready": true}\n')
 
     # At the deadline the parent sends SIGKILL. If the parent has died, SIGALRM ends this process, even while

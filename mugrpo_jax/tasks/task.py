@@ -1,7 +1,7 @@
 """Define `Problem` and `Task`: problems to train on, problems to test on, and the name of a reward."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, str]
@@ -17,12 +17,18 @@ class Problem:
       prompt: plain text, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's template.
       answer: the right answer, in the form that the reward expects.
       solution: a worked solution, to train on in a warm start; None if there is none.
+      place: the file and line that the problem was read from, for error messages; empty if there is none.
     """
 
     id: str
     prompt: Prompt
     answer: str
     solution: str | None = None
+    place: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """Return the problem's name for messages: its place, if it has one, and its id."""
+        return f"{self.place}: problem {self.id}" if self.place else f"problem {self.id}"
 
 
 RewardFunction = Callable[[str, Problem], float]
@@ -30,12 +36,16 @@ RewardFunction = Callable[[str, Problem], float]
 
 @dataclass(frozen=True)
 class Task:
-    """A task has problems to train on, other problems to test on, and a reward's name for `load_reward`."""
+    """A task has problems to train on, other problems to test on, and a reward's name for `load_reward`.
+
+    `sources` maps the name of each file or Hub dataset that was read to a hash of the problems in it.
+    """
 
     name: str
     train: Sequence[Problem]
     test: Sequence[Problem]
     reward: str
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def as_prompt(text: str, chat: bool) -> Prompt:

@@ -15,7 +15,7 @@ import yaml
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
-from mugrpo_jax.loop.preflight import describe_data
+from mugrpo_jax.loop.preflight import dry_run
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.setup.trained_model import trained_model
@@ -189,7 +189,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
-    assert "; the first: '" in about_data and about_data.count("\n") == 1
+    assert "; the first: '" in about_data and about_data.count("\n") == 2
+    assert "prompts     16 checked, the longest has 7 of 15 tokens\n" in about_data
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
     file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
     options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
     config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
-    assert describe_data(config).startswith(f"data        {message}")
+    assert dry_run(config, tmp_path / "new").startswith(f"data        {message}")
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):
@@ -516,8 +517,8 @@ def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refu
 def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refused):
     small = ["sampling.max_prompt_tokens=6", "sampling.max_response_tokens=26"]
     message = refused("train", place / "tiny.yaml", *small, "--out", tmp_path / "long")
-    assert "problem arithmetic-test-" in message
-    assert "its prompt has 7 tokens, sampling.max_prompt_tokens is 6" in message
+    assert "problem arithmetic-train-" in message
+    assert "its prompt has 7 tokens, sampling.max_prompt_tokens is 6; 24 of 24 prompts are too" in message
 
 
 @pytest.mark.parametrize(
@@ -527,6 +528,7 @@ def test_a_reward_that_fails_is_counted_and_the_run_goes_on(
     place, tmp_path, command, reward, scorers, status
 ):
     settings = [f"task.reward=cli_rewards:{reward}", f"task.scorers={scorers}", "task.deadline=0.5"]
+    settings.append("task.max_failed=1")
     less = ["batch.stages=1", "evaluation.problems=2"]
     code, shown, _ = command("train", place / "tiny.yaml", "--out", tmp_path / "run", *settings, *less)
     assert code == 0

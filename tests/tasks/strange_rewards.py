@@ -1,10 +1,16 @@
 """A reward that misbehaves in the way that the response names."""
 
 import os
+import subprocess
 import sys
 import time
 
 NOT_A_FUNCTION = 3
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError
 
 
 def reward(text, problem):
@@ -25,6 +31,14 @@ def reward(text, problem):
             return float(len(bytearray(2**30)) > 0)
         case "exit":
             os._exit(3)
+        case "quit":
+            sys.exit(0)
+        case "surrogate":
+            raise RuntimeError("half of an emoji: \ud83d")
+        case "no-text":
+            raise Unprintable
+        case "child":
+            return float(subprocess.Popen(["sleep", "100"]).pid)
         case "raise":
             raise RuntimeError("no idea")
         case "nan":

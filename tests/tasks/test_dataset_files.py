@@ -122,6 +122,8 @@ def test_bad_columns_are_one_clear_line(columns, message, tmp_path):
         (b'{"question": "a", "answer": "1"}\n{"question": \n', "{path}:2: not JSON: Expecting value"),
         (b'["question", "answer"]\n', "{path}:1: a list; possible: one JSON object a line"),
         (b"\xff\xfe\n", "{path}: not UTF-8 text"),
+        (b'{"question": ' + b"[" * 100_000 + b"}", "{path}:1: not JSON: maximum recursion depth"),
+        (b'{"question": "a", "answer": ' + b"1" * 5000 + b"}", "{path}:1: not JSON: Exceeds the limit"),
     ],
 )
 def test_bad_files_are_one_clear_line(content, message, tmp_path):
@@ -169,3 +171,44 @@ def test_a_broken_parquet_file_is_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match=r"not a Parquet file") as error:
         load_problems(str(broken), Columns())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": 5}, "dataset: train is 5; possible: text, null"),
+        ({"train": "FILE", "name": []}, "dataset: name is []; possible: text"),
+        ({"train": "FILE", "columns": "x"}, "dataset: columns is 'x'; possible: keys and values, null"),
+        ({"train": "FILE", "columns": {"template": 5}}, "template is 5; possible: text, or a list of chat"),
+        ({"train": "FILE", "columns": {"template": [5]}}, "template has a message 5; possible keys: role"),
+        (
+            {"train": "FILE", "columns": {"template": [{"role": "user", "content": 5}]}},
+            "template has a message {'role': 'user', 'content': 5}; role and content must be text",
+        ),
+        ({"train": "FILE", "columns": {"answer": [1]}}, "answer is [1]; possible: the name of a column"),
+        ({"train": "FILE", "test": "FILE"}, "FILE: has the same problems as FILE; held-out problems must"),
+        ({"train": "HALF"}, "HALF:1: problem 0: not valid Unicode"),
+    ],
+)
+def test_bad_options_of_a_dataset_are_one_clear_line(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"FILE": "rows.jsonl", "HALF": "half.jsonl"}
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "1"}\n')
+    (tmp_path / "half.jsonl").write_text('{"question": "\\ud83d", "answer": "1"}\n')
+    options = {key: names.get(str(value), value) for key, value in options.items()}
+    for name, file in names.items():
+        message = message.replace(name, file)
+    with pytest.raises(ValueError) as error:
+        load_task("dataset", **options)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_a_problem_knows_its_line_and_a_task_the_hash_of_its_files(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "1"}\n\n{"question": "b", "answer": "2"}\n')
+    task = load_task("dataset", train=str(path), name="mine")
+    assert (task.name, str(task.train[1])) == ("mine", f"{path}:3: problem 1")
+    assert task.train[1] == Problem("1", "b", "2")
+    path.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "3"}\n')
+    again = load_task("dataset", train=str(path))
+    assert list(task.sources) == list(again.sources) == [str(path)] and task.sources != again.sources

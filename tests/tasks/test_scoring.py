@@ -6,6 +6,7 @@ import time
 import pytest
 
 from mugrpo_jax.tasks import STATUSES, InlineScorer, Problem, ScoringPool, make_scorer
+from mugrpo_jax.tasks.processors import usable_processors
 
 STRANGE = "strange_rewards:reward"
 HARMLESS = {
@@ -17,6 +18,9 @@ HARMLESS = {
     "nan": (-1.0, "invalid"),
     "text": (-1.0, "invalid"),
     "none": (-1.0, "invalid"),
+    "quit": (-1.0, "error"),
+    "surrogate": (-1.0, "error"),
+    "no-text": (-1.0, "error"),
 }
 
 
@@ -34,11 +38,13 @@ def test_both_scorers_give_the_same_scores_in_order_and_count_them(pool, problem
         scores = inline.score_all(pairs)
         assert [(s.value, s.status) for s in scores] == list(HARMLESS.values()) * 3
         assert pool.score_all(pairs) == scores
-        assert inline.counts == {"ok": 12, "timeout": 0, "crash": 0, "error": 3, "invalid": 9}
+        assert inline.counts == {"ok": 12, "timeout": 0, "crash": 0, "error": 12, "invalid": 9}
         assert pool.counts - before == +inline.counts
         assert set(inline.counts) == set(STATUSES)
     assert scores[4].detail == "RuntimeError: no idea"
     assert scores[6].detail == "returned '1.0'; possible: a finite number"
+    texts = ["SystemExit: 0", "RuntimeError: half of an emoji: \\ud83d", "Unprintable"]
+    assert [score.detail for score in scores[8:11]] == texts
 
 
 def test_the_pool_survives_hangs_memory_and_crashes_counts_them_and_goes_on(pool, problem):
@@ -99,20 +105,36 @@ def test_closing_ends_hanging_workers_at_once(problem):
     assert pool._workers[0]._process.poll() is not None
 
 
-def test_a_worker_whose_parent_is_gone_ends():
+def test_processes_that_a_reward_started_end_with_their_worker(problem):
+    pool = ScoringPool(STRANGE, workers=1, deadline_s=1.0)
+    child = int(pool.submit("child", problem).result().value)
+    assert running(child)
+    assert pool.submit("hang", problem).result().status == "timeout"  # the worker and its group are killed
+    assert ended(child)
+    child = int(pool.submit("child", problem).result().value)
+    pool.close()
+    assert ended(child)
+
+
+def test_a_worker_whose_parent_is_gone_ends_with_its_children():
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from mugrpo_jax.tasks import Problem, ScoringPool\n"
         f"pool = ScoringPool({STRANGE!r}, workers=1)\n"
-        "pool.submit('fine', Problem('1', '', '')).result()\n"
-        "print(pool._workers[0]._process.pid, flush=True); os._exit(9)"
+        "child = pool.submit('child', Problem('1', '', '')).result().value\n"
+        "print(pool._workers[0]._process.pid, int(child), flush=True); os._exit(9)"
     )
     command = [sys.executable, "-c", code, os.path.dirname(__file__)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    pid, end = int(done.stdout), time.monotonic() + 10
+    assert all(ended(int(pid)) for pid in done.stdout.split())
+
+
+def ended(pid: int) -> bool:
+    """True if the process ends within some seconds."""
+    end = time.monotonic() + 10
     while running(pid) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not running(pid)
+    return not running(pid)
 
 
 def running(pid: int) -> bool:
@@ -140,9 +162,48 @@ def test_cheap_rewards_are_scored_inline_and_bad_settings_are_one_line():
     for options, message in (
         ({"workers": -1}, "workers is -1; possible: a number above 0"),
         ({"workers": 1, "deadline_s": 0}, "deadline_s is 0; possible: a number above 0"),
+        ({"workers": 1, "deadline_s": float("inf")}, "deadline_s is inf; possible: a number above 0"),
         ({"workers": 1, "memory_mb": -5}, "memory_mb is -5; possible: a number above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             make_scorer("exact", **options)
     with pytest.raises(ValueError, match="no_such_module"):
         make_scorer("no_such_module:reward", workers=1)
+
+
+def test_a_reward_that_fails_for_most_responses_stops_the_scorer(problem):
+    with InlineScorer(STRANGE, max_failed=0.9) as scorer:
+        scorer.score_all([("raise", problem)] * 230 + [("nan", problem)] * 25)
+        with pytest.raises(
+            ValueError, match=r"failed for 256 of the last 256 .* most often: RuntimeError: no idea"
+        ):
+            scorer.submit("quit", problem)
+    with InlineScorer(STRANGE, max_failed=0.9) as scorer:
+        scorer.score_all([("fine" if i % 8 == 0 else "raise", problem) for i in range(600)])
+
+
+def test_a_worker_that_cannot_start_is_one_line_with_the_reason(problem, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text(
+        f"import os\nos.getpid() == {os.getpid()} or exit(3)\nreward = len"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with (
+        make_scorer("only_here:reward", workers=1) as pool,
+        pytest.raises(ValueError, match=r"'only_here:reward' did not start: ValueError: .*SystemExit\(3\)"),
+    ):
+        pool.submit("", problem).result()
+
+
+def test_only_processors_that_this_process_may_use_are_counted(tmp_path):
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert usable_processors(tmp_path) == allowed  # no limit of a container
+    for limit, expected in (("max 100000", allowed), ("50000 100000", 1), ("broken", allowed)):
+        (tmp_path / "cpu.max").write_text(limit)
+        assert usable_processors(tmp_path) == expected
+    if hasattr(os, "sched_getaffinity") and allowed > 1:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            assert usable_processors() == 1
+        finally:
+            os.sched_setaffinity(0, before)

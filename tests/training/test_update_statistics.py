@@ -58,7 +58,9 @@ def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statist
     state = training.make_state(weights(), optimizer, mesh, model, track_drift=False)
     step = training.UpdateStep(
         *(model, objective, optimizer, mesh, training.StepOptions()),
-        **{"state": state, "statistics": statistics, "diagnose": False},
+        state=state,
+        statistics=statistics,
+        diagnose=False,
     )
     return step, state
 

@@ -4,6 +4,7 @@ Names, shapes and dtypes of all tensors are checked before weights are loaded. E
 devices before the next parameter is read, so that host memory never holds a second copy of the model.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -17,10 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mugrpo_jax.files import read_json_object
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.models.io.finite_weights import check_finite
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
@@ -63,6 +66,14 @@ def load_huggingface(
     return params_from_tensors(config, tensors_in_folder(folder), source=str(folder), dtype=dtype, mesh=mesh)
 
 
+def check_folder(folder: Path) -> ModelConfig:
+    """Check names, shapes and dtypes of all tensors in a folder, without reading them; return the config."""
+    config = configs.read_hf(folder)
+    _, shapes = decoder.abstract(config)
+    _check_tensors(config, shapes, tensors_in_folder(folder), str(folder), np.dtype(np.float32))
+    return config
+
+
 def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
     """Return all tensors in a folder by name. Only the headers of its safetensors files are read."""
     if (folder / _WEIGHTS_FILE).exists():
@@ -71,10 +82,14 @@ def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
         raise ValueError(_no_weights(folder))
     index = folder / _INDEX_FILE
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: not a safetensors index (no table 'weight_map')") from None
+        weight_map: Any = read_json_object(index).get("weight_map")
+    except ValueError as error:
+        raise ValueError(
+            f"{index}: not a safetensors index ({str(error).removeprefix(f'{index}: ')})"
+        ) from None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ValueError(f"{index}: not a safetensors index (no table 'weight_map' of file names)")
+    files = sorted(set(weight_map.values()))
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
             raise ValueError(f"{folder}: shard {file} is missing; {_INDEX_FILE} names {len(files)} shards")
@@ -126,7 +141,9 @@ def params_from_tensors(
         return _load_leaf(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
-    return model, jax.tree.map_with_path(read, *trees)
+    params = jax.tree.map_with_path(read, *trees)
+    check_finite(params, names_of, source, mesh)
+    return model, params
 
 
 def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
@@ -280,6 +297,7 @@ def save_huggingface(
         for tensor in tensors.values():
             tensor.read()  # the first host reads the same tensors in the same order, and needs our shards
         return
+    _remove_unfinished(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -296,6 +314,24 @@ def check_new_folder(out: Path) -> None:
     """Raise ValueError if `out` exists and is not an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: exists already; choose another folder or remove it")
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove the temporary folders of exports to `out` that were killed: their processes are gone."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
+        process = folder.name.split(".")[-2]
+        if process.isdigit() and not _runs(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # signal 0 only checks whether the process exists
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:

@@ -65,12 +65,26 @@ def load_model(
     else:
         config, tokenizer = configs.read_hf(path), load_tokenizer(path)
         load = functools.partial(huggingface.load_huggingface, path)
+    _check_vocabulary(path, tokenizer, config)
+    model, params = load(dtype=dtype, mesh=mesh)
+    return LoadedModel(model, params, tokenizer, path if path.is_dir() else None)
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}"
         )
-    model, params = load(dtype=dtype, mesh=mesh)
-    return LoadedModel(model, params, tokenizer, path if path.is_dir() else None)
+
+
+def check_weights(name: str | Path) -> None:
+    """Check a model that is here: its tokenizer, and name, shape and dtype of its weights, unread."""
+    path = Path(name)
+    if path.is_dir():
+        _check_vocabulary(path, load_tokenizer(path), huggingface.check_folder(path))
+    elif path.suffix == ".gguf":
+        file = GGUFFile(path)
+        _check_vocabulary(path, file.tokenizer(), file.config)
 
 
 def model_shape(name: str | Path) -> ModelConfig:

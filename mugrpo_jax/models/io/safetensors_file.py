@@ -5,6 +5,7 @@ This module parses the format itself because the `safetensors` package returns b
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -43,25 +44,34 @@ def tensors_in_file(path: Path) -> dict[str, LazyTensor]:
             raise ValueError(f"{path}: truncated or not a safetensors file ({size} bytes)")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{path}: not a safetensors file (its header is not JSON)") from None
     if not isinstance(header, dict):
         raise ValueError(f"{path}: not a safetensors file (its header is not a table of tensors)")
     header.pop("__metadata__", None)
-    start = 8 + length
-    return {name: _tensor(path, name, entry, start, size - start) for name, entry in header.items()}
+    start, ranges = 8 + length, []
+    tensors = {}
+    for name, entry in header.items():
+        tensors[name], begin, end = _tensor(path, name, entry, start, size - start)
+        ranges.append((begin, end, name))
+    ranges.sort()
+    for (_, end, name), (begin, _, following) in itertools.pairwise(ranges):
+        if begin < end:
+            raise ValueError(f"{path}: tensors {name} and {following} overlap")
+    return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> LazyTensor:
+def _tensor(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> tuple[LazyTensor, int, int]:
+    """Return the tensor of a header entry, and the begin and end of its bytes."""
     try:
         code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = [*shape, begin, end]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path}: header entry of {name!r} is malformed") from None
+    if not isinstance(code, str) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{path}: header entry of {name!r} is malformed")
     if code not in DTYPES:
         raise ValueError(f"{path}: {name} has dtype {code}; supported: {', '.join(DTYPES)}")
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError(f"{path}: header entry of {name!r} is malformed")
     dtype = DTYPES[code]
     if end > data_bytes:
         raise ValueError(f"{path}: truncated: {name} ends at byte {end} of {data_bytes}")
@@ -74,7 +84,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, data_bytes: int) -> L
         # One memory map per tensor, closed with its array, so that pages of earlier tensors can be freed.
         return np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
 
-    return LazyTensor(str(path), shape, dtype, read)
+    return LazyTensor(str(path), shape, dtype, read), begin, end
 
 
 def write_tensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:

@@ -1,0 +1,42 @@
+"""Make the scorer of a run, and stop a run whose reward fails for most responses."""
+
+from collections.abc import Mapping
+
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.tasks import Scorer, Task, make_scorer
+
+_FEW = 16  # a share of fewer responses says little
+
+
+def run_scorer(config: RunConfig, task: Task, *, workers: int | None = None) -> Scorer:
+    """Return the scorer that the config describes; `workers` replaces `task.scorers`."""
+    return make_scorer(
+        config.task.reward or task.reward,
+        workers=config.task.scorers if workers is None else workers,
+        deadline_s=config.task.deadline,
+        memory_mb=config.task.scorer_memory_mb,
+        max_failed=config.task.max_failed,
+    )
+
+
+def check_failed(
+    config: RunConfig, what: str, statuses: Mapping[str, int], examples: Mapping[str, str], remedy: str
+) -> None:
+    """Raise an error if the share of failed rewards is above `task.max_failed`.
+
+    Args:
+      what: names the responses in the error, such as `stage 0`.
+      statuses: number of responses of each status; `ok` means that the reward did not fail.
+      examples: a text about one response, for some of the other statuses.
+      remedy: what to do after the reward is mended, at the end of the error.
+    """
+    limit, total = config.task.max_failed, sum(statuses.values())
+    failures = {name: count for name, count in statuses.items() if name != "ok"}
+    failed = sum(failures.values())
+    if total < _FEW or failed <= limit * total:
+        return
+    often = max(failures, key=lambda name: failures[name])
+    raise ConfigError(
+        f"{what}: the reward failed for {failed} of {total} responses, more than the share task.max_failed="
+        f"{limit:g}; most often: {often} ({examples.get(often, 'see mugrpo rollouts')}); {remedy}"
+    )
