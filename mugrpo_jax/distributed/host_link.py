@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from mugrpo_jax.distributed.launchers import Launch
 from mugrpo_jax.distributed.tunnel import open_tunnels
 
 GONE = 75  # exit status of a host that ends because another host is gone; EX_TEMPFAIL: try again
+_ADDRESS_S = 5.0  # longest wait for an answer of one address of process 0
 _Result = TypeVar("_Result")
 _ending = threading.Lock()
 
@@ -107,10 +109,9 @@ class HostLink:
         end = time.monotonic() + self._timeout_s
         while True:
             try:
-                opening = self._open("link")
-                self._reader, self._writer = await asyncio.wait_for(opening, min(10, self._timeout_s))
+                self._reader, self._writer = await self._open("link")
                 break
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 if time.monotonic() > end:
                     raise ConfigError(self._unreached(error)) from None
             await asyncio.sleep(0.2)
@@ -128,7 +129,10 @@ class HostLink:
 
     async def _open(self, purpose: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host = "127.0.0.1" if self.launch.process == 0 else self.launch.host
-        reader, writer = await asyncio.open_connection(host, self.launch.port, happy_eyeballs_delay=0.25)
+        # The blocking call tries all addresses of the host, and its errors say what is wrong.
+        connected = await asyncio.to_thread(socket.create_connection, (host, self.launch.port), _ADDRESS_S)
+        connected.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connected)
         await send(writer, ["hello", purpose, self.launch.process, self.launch.processes])
         return reader, writer
 
@@ -195,8 +199,8 @@ class HostLink:
     def _where(self) -> str:
         return f"{self.launch.host}:{self.launch.port}"
 
-    def _unreached(self, error: Exception) -> str:
-        why = getattr(error, "strerror", None) or str(error) or "no answer"
+    def _unreached(self, error: OSError) -> str:
+        why = error.strerror or "no answer"
         return (
             f"{self.launch.launcher}: process 0 at {self._where()} not reached within {self._timeout_s:g} s "
             f"({why}); start it, and check its name, its port and the firewall"

@@ -98,8 +98,10 @@ def _initialize_jax(link: HostLink, timeout_s: float) -> None:
 
 def _avoid_proxies() -> None:
     """Keep JAX from asking a proxy of the environment for a connection inside this host."""
-    direct = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [direct, "127.0.0.1"]))
+    if not any(name.lower() in ("grpc_proxy", "http_proxy", "https_proxy") for name in os.environ):
+        return
+    direct = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))  # noqa: SIM112 (gRPC reads these)
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [direct, "127.0.0.1"]))  # noqa: SIM112
 
 
 def _announce(launch: Launch | None) -> None:
