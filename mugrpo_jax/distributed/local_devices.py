@@ -68,9 +68,10 @@ def choose_devices(views: Sequence[DeviceView], process: int) -> list[int] | Non
         return None
     each, rest = divmod(mine["count"], len(together))
     if rest:
+        gpus = "1 GPU" if mine["count"] == 1 else f"{mine['count']} GPUs"
         fitting = [str(n) for n in range(1, mine["count"] + 1) if mine["count"] % n == 0]
         raise ConfigError(
-            f"{len(together)} processes on one node cannot divide its {mine['count']} GPUs evenly; start "
+            f"{len(together)} processes on one node cannot divide its {gpus} evenly; start "
             f"{' or '.join(fitting)} per node"
         )
     first = together.index(process) * each
