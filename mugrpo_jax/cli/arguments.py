@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -167,19 +166,9 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def join_hosts(arguments: argparse.Namespace) -> AbstractContextManager[None]:
-    """Connect to the other hosts; arguments that the user left out come from JAX's environment variables."""
+    """Connect to the other hosts; arguments that the user left out come from environment variables."""
     from mugrpo_jax import distributed
 
     return distributed.hosts(
-        arguments.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
-        _integer("JAX_NUM_PROCESSES") if arguments.processes is None else arguments.processes,
-        _integer("JAX_PROCESS_ID") if arguments.process is None else arguments.process,
-        timeout_s=arguments.host_timeout,
+        arguments.coordinator, arguments.processes, arguments.process, timeout_s=arguments.host_timeout
     )
-
-
-def _integer(variable: str) -> int | None:
-    text = os.environ.get(variable)
-    if text is not None and not text.isdigit():
-        raise ValueError(f"environment variable {variable}: expected a number, got {text!r}")
-    return None if text is None else int(text)

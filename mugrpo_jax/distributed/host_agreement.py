@@ -1,12 +1,10 @@
-"""Exchange small values between hosts, through the coordination service of `jax.distributed`.
+"""Exchange small values between hosts, over the link of `host_link`.
 
 Arrays move between hosts inside jitted programs, not here. Every wait has a time limit. With one process,
 every function returns at once.
 """
 
 import contextlib
-import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,10 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.config import ConfigError, differing_keys
-from mugrpo_jax.distributed.jax_internals import coordination_client
-
-BARRIER_MS = 3_600_000  # longest wait for a slow host; the watcher notices a dead host much earlier
-_calls = itertools.count()
+from mugrpo_jax.distributed.host_link import HostLink
 
 
 def gather(name: str, value: Any) -> list[Any]:
@@ -28,16 +23,14 @@ def gather(name: str, value: Any) -> list[Any]:
 
     All processes must call `gather` equally often, in the same order and with the same names.
     """
-    if jax.process_count() == 1:
-        return [value]
-    client, call, mine = coordination_client(), next(_calls), jax.process_index()
-    assert client is not None
-    client.key_value_set(f"mugrpo/{call}/{mine}", json.dumps(value))
-    client.wait_at_barrier(f"mugrpo/{call}-{name}", BARRIER_MS)
-    found = dict(client.key_value_dir_get(f"mugrpo/{call}/"))
-    if call:  # all processes have passed this barrier, so all have read the values of the call before
-        client.key_value_delete(f"mugrpo/{call - 1}/{mine}")
-    return [json.loads(found[f"mugrpo/{call}/{i}"]) for i in range(jax.process_count())]
+    link = HostLink.current
+    return [value] if link is None else link.gather(name, value)
+
+
+def share(stop: Any) -> None:
+    """Share a stop request: if `stop.requested` is True on one host, all hosts set it within seconds."""
+    if HostLink.current is not None:
+        HostLink.current.share(stop)
 
 
 def check_same(name: str, value: Mapping[str, Any]) -> None:

@@ -1,0 +1,189 @@
+"""The hub on process 0: waits for all processes, exchanges their values, and notices who is gone."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.frames import BEAT_S, NotOurs, frame, receive
+from mugrpo_jax.distributed.launchers import Launch
+from mugrpo_jax.distributed.tunnel import join_service
+
+SLOW_S = 60.0  # after so long, say which process the others wait for
+LATEST_S = 3600.0  # longest wait for a process that is alive but slow
+_HELLO_S = 10.0
+
+
+class Hub:
+    """Serves the connections of all processes, including that of process 0 itself."""
+
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
+        self.jax_port = _free_port()
+        self._launch = launch
+        self._timeout_s = timeout_s
+        self._members: dict[int, asyncio.StreamWriter] = {}
+        self._heard: dict[int, float] = {}
+        self._values: dict[int, dict[int, Any]] = {}
+        self._began: dict[int, float] = {}
+        self._warned: set[int] = set()
+        self._all_here = asyncio.Event()
+        self._ended = False
+        self._stopping = False
+
+    async def listen(self) -> None:
+        """Open the port and serve it in the background."""
+        sockets = _listen_everywhere(self._launch)
+        self._servers = [await asyncio.start_server(self._serve, sock=found) for found in sockets]
+        self._watch_task = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        """Close the port."""
+        self._watch_task.cancel()
+        for server in self._servers:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until its end."""
+        try:
+            hello = await asyncio.wait_for(receive(reader, 1000), _HELLO_S)
+            purpose, process, processes = hello[1:]
+        except (OSError, EOFError, TimeoutError, NotOurs, ValueError):
+            writer.close()  # somebody else, such as a port scanner
+            return
+        if problem := self._problem(purpose, process, processes):
+            writer.write(frame(["refused", problem]))
+            writer.close()
+        elif purpose == "tunnel":
+            await join_service(reader, writer, self.jax_port)
+        else:
+            await self._serve_member(reader, writer, process)
+
+    def _problem(self, purpose: str, process: int, processes: int) -> str | None:
+        if processes != self._launch.processes:
+            return (
+                f"this is one of {processes} processes, but process 0 was started as one of "
+                f"{self._launch.processes}; start all with the same number"
+            )
+        if process not in range(processes):
+            return f"process {process} is not one of the {processes} processes, counted from 0"
+        if purpose == "link" and process in self._members:
+            return f"there is already a process {process}; give each process its own number"
+        return None
+
+    async def _serve_member(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: int
+    ) -> None:
+        self._members[process], self._heard[process] = writer, time.monotonic()
+        if len(self._members) == self._launch.processes:
+            self._all_here.set()
+            self._tell_all(["ready"])
+        try:
+            while True:
+                self._handle(process, *await receive(reader))
+                self._heard[process] = time.monotonic()
+        except (OSError, EOFError, NotOurs):
+            del self._members[process], self._heard[process]  # before the start it may come again
+            if self._all_here.is_set() and not self._ended:
+                self._tell_all(["gone", process, "its connection is closed"])
+
+    def _handle(self, process: int, kind: str, *rest: Any) -> None:
+        if kind == "gather":
+            call, name, value = rest
+            values = self._values.setdefault(call, {})
+            self._began.setdefault(call, time.monotonic())
+            values[process] = (name, value)
+            if len(values) == self._launch.processes:
+                self._answer(call)
+        elif kind == "stop" and not self._stopping:
+            self._stopping = True
+            self._tell_all(["stop"])
+        elif kind == "fail":
+            self._tell_all(["failed", process, rest[0]])
+
+    def _answer(self, call: int) -> None:
+        values = [self._values[call][process] for process in range(self._launch.processes)]
+        del self._values[call], self._began[call]
+        name = values[0][0]
+        for process, (other, _) in enumerate(values):
+            if other != name:
+                why = f"the hosts are out of step: process {process} is at {other!r}, process 0 at {name!r}"
+                self._tell_all(["failed", 0, why])
+                return
+        self._ended |= name == "end"
+        self._tell_all(["gathered", call, name, [value for _, value in values]])
+
+    async def _watch(self) -> None:
+        """Send signs of life, and end the run if a process does not come, is silent or is too slow."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_here.wait(), self._timeout_s)
+        if not self._all_here.is_set():
+            self._tell_all(["refused", self._absent()])
+            return
+        while True:
+            self._tell_all(["beat"])
+            await asyncio.sleep(BEAT_S)
+            for process, heard in self._heard.items():
+                if time.monotonic() - heard > self._timeout_s and not self._ended:
+                    self._tell_all(["gone", process, f"no sign of life for {self._timeout_s:g} s"])
+            for call, began in list(self._began.items()):
+                self._check_slow(call, time.monotonic() - began)
+
+    def _absent(self) -> str:
+        absent = [i for i in range(self._launch.processes) if i not in self._members]
+        who = f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
+        more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+        return (
+            f"{who}{more} of {self._launch.processes} did not come within {self._timeout_s:g} s; "
+            "start all of them, or wait longer with --host-timeout"
+        )
+
+    def _check_slow(self, call: int, seconds: float) -> None:
+        values = self._values.get(call)
+        if not values or seconds < SLOW_S:
+            return
+        name = next(iter(values.values()))[0]
+        slow = [process for process in range(self._launch.processes) if process not in values]
+        waiting = f"process {', '.join(map(str, slow))} has not reached {name!r} for {seconds:.0f} s"
+        if seconds > LATEST_S:
+            self._tell_all(["failed", slow[0], f"{waiting}, while others wait"])
+        elif call not in self._warned:
+            self._warned.add(call)
+            print(f"mugrpo: {waiting}; the others wait", file=sys.stderr, flush=True)
+
+    def _tell_all(self, message: list[Any]) -> None:
+        data = frame(message)
+        for writer in self._members.values():
+            writer.write(data)  # does not wait, so that a process that hangs cannot delay the others
+
+
+def _listen_everywhere(launch: Launch) -> list[socket.socket]:
+    """Listen on all addresses of this host: on those of IPv4, and on those of IPv6 where there are any."""
+    sockets = []
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            found = socket.socket(family)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found.bind((address, launch.port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES) or family == socket.AF_INET:
+                why = os.strerror(error.errno or 0)
+                raise ConfigError(
+                    f"{launch.launcher}: port {launch.port} cannot be opened here ({why}); give another "
+                    "with --coordinator, or with JAX_COORDINATOR_PORT on all hosts"
+                ) from None
+            continue
+        sockets.append(found)
+    return sockets
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
