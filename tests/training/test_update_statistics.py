@@ -103,7 +103,7 @@ def test_the_statistics_are_those_of_the_update_or_of_each_micro_batch():
     whole, expected = gradient(update(100_000, 64), **pooled)
     found, metrics = gradient(sorted_update(), **pooled)
     assert relative(found, whole) < TOLERANCE
-    assert 0 < metrics["ess/tokens"] < 0.9
+    assert 0 < metrics["cap/tokens"] < 0.9
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
     apart, _ = gradient(sorted_update(), objective=config.build(), statistics=None)
