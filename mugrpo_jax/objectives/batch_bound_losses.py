@@ -1,8 +1,8 @@
 """M2PO and BAPO: losses whose clip bounds are computed from a statistic of the batch.
 
 By default, a call computes the statistic from its own arrays. If an update has several micro-batches, compute
-the statistic of the whole update once, with `m2po_bound` or `bapo_bounds`, and pass it to every call. Then the
-gradients add up to the gradient of the whole update. `batch_statistics` lists all objectives that need this.
+the statistic of the whole update once, with `m2po_bound` or `bapo_bounds`, and pass it to every call. Then
+the gradients add up to the gradient of the whole update. `batch_statistics` lists the objectives that need it.
 """
 
 from __future__ import annotations  # so that help() shows short types

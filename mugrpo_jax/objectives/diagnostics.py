@@ -1,4 +1,4 @@
-"""Measure how far the policy has moved from the behavior policy. The measures are the same for all objectives.
+"""Measure how far the policy has moved from the behavior policy, in the same way for all objectives.
 
 What an objective itself clips or vetoes is in the metrics of that objective.
 """

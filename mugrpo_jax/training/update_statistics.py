@@ -25,8 +25,8 @@ class UpdateStatistics:
     """Call `keywords = statistics(compute, batches)` with all micro-batches of an update on the devices.
 
     `forward` is compiled once per micro-batch shape. The other programs are small: `write` is compiled for
-    each shape and buffer size, and `finish` for each buffer size. Buffer sizes are powers of two, so there are
-    few of them.
+    each shape and buffer size, and `finish` for each buffer size. All buffer sizes are powers of two, so
+    there are few of them.
     """
 
     def __init__(self, logp: Callable[[Any, Any], jax.Array], statistics: Statistics, mesh: Mesh) -> None:

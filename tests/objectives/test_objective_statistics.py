@@ -72,8 +72,8 @@ def test_corrections_use_only_the_tokens_of_one_response():
         objectives.icepop_mask,
         objectives.sequence_veto_mask,
         *(functools.partial(objectives.tis_weights, level=level) for level in ("sequence", "geometric")),
-        lambda l, m: objectives.opsm_mask(l, advantages, m, delta=0.1),
-        lambda l, m: objectives.veto_mask(l, advantages, m),
+        lambda x, m: objectives.opsm_mask(x, advantages, m, delta=0.1),
+        lambda x, m: objectives.veto_mask(x, advantages, m),
     ):
         alone, together = np.asarray(correct(log_ratio, mask & part)), np.asarray(correct(log_ratio, mask))
         np.testing.assert_array_equal(alone, np.where(part, together, 0))

@@ -1,4 +1,4 @@
-"""Claims about batch statistics: every objective has the gradient of its update, however the update is split."""
+"""Claims about batch statistics: every objective has the same gradient, however its update is split."""
 
 import dataclasses
 import functools
@@ -59,7 +59,9 @@ def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statist
     state = jax.device_put(state, training.state_sharding(mesh, model, state))
     step = training.UpdateStep(
         *(model, objective, optimizer, mesh, training.StepOptions()),
-        **{"state": state, "statistics": statistics, "diagnose": False},
+        state=state,
+        statistics=statistics,
+        diagnose=False,
     )
     return step, state
 
@@ -110,4 +112,5 @@ def test_the_statistics_are_those_of_the_update_or_of_each_micro_batch():
     assert relative(apart, whole) > 1e-3
     step, _ = step_of(**pooled)
     programs = step.statistics
-    assert programs.forward._cache_size() == programs.finish._cache_size() == 1  # none for the one micro-batch
+    sizes = programs.forward._cache_size(), programs.finish._cache_size()
+    assert sizes == (1, 1)  # not compiled for the update in one micro-batch
