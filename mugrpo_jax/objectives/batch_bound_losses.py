@@ -2,7 +2,7 @@
 
 By default, a call computes the statistic from its own arrays. If an update has several micro-batches, compute
 the statistic of the whole update once, with `m2po_bound` or `bapo_bounds`, and pass it to every call. Then
-the gradients add up to the gradient of the whole update. `batch_statistics` lists the objectives that need it.
+the gradients add up to the gradient of the whole update. `batch_statistics` lists these objectives.
 """
 
 from __future__ import annotations  # so that help() shows short types
