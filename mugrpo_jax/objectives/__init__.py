@@ -33,7 +33,9 @@ contribution of token t to the objective, which is maximised. In J_t, `log π` m
     entropy          [B, T] entropies of the policy; the loss gets −`entropy_coef` times the entropy
 
 `weights` multiply only the policy term. The denominator, the KL term and the entropy term do not change.
-Objectives that take the minimum of a clipped and an unclipped term, as PPO does, also have `dual_clip`.
+An objective with bounds reports the share of tokens beyond its own bounds: the metrics `clipped/tokens`,
+`clipped/positive_tokens` and `clipped/negative_tokens`, by the sign of the advantage. Objectives that take
+the minimum of a clipped and an unclipped term, as PPO does, also have `dual_clip`.
 
 **An update in parts.** Compute the `denominator` of the whole update with the function of that name, and pass
 it to every call. Then the losses and gradients of the micro-batches add up to those of the whole update, and

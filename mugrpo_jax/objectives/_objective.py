@@ -54,11 +54,12 @@ class Tokens(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The result of a formula: two terms per token, and metrics."""
+    """The result of a formula: two terms per token, metrics, and which tokens are clipped."""
 
     policy: jax.Array  # [B, T] J_t, to be maximised; multiplied by the knob `weights`
     metrics: Metrics
     penalty: ArrayLike = 0.0  # [B, T], to be minimised; not multiplied by `weights`
+    clipped: jax.Array | None = None  # [B, T] bool, True on tokens beyond the bounds of this objective
 
 
 def objective(aggregation: str) -> Callable[[Callable[..., Terms]], Objective]:
@@ -121,7 +122,7 @@ def aggregate(
         budget = max_length or shape[1]
         denominator = count_denominator(tokens.mask, aggregation, max_length=budget)
     shares = token_shares(tokens.mask, aggregation, denominator=denominator)
-    metrics = {"tokens": tokens.total, **terms.metrics}
+    metrics = {"tokens": tokens.total, **terms.metrics, **_clipped_shares(tokens, terms.clipped)}
 
     policy = terms.policy
     if weights is not None:
@@ -137,6 +138,20 @@ def aggregate(
         per_token -= entropy_coef * entropy
         metrics["entropy/tokens"] = mean_over(entropy.sum(), tokens.total)
     return (shares * per_token).sum(), as_metrics(metrics)
+
+
+def _clipped_shares(tokens: Tokens, clipped: jax.Array | None) -> Metrics:
+    """Return the share of clipped tokens: of all, and of those with a positive or negative advantage."""
+    if clipped is None:
+        return {}
+    found: Metrics = {"clipped/tokens": tokens.share(clipped)}
+    for name, chosen in (
+        ("positive_tokens", tokens.advantages > 0),
+        ("negative_tokens", tokens.advantages < 0),
+    ):
+        found[name] = chosen.sum()
+        found[f"clipped/{name}"] = mean_over((clipped & chosen).sum(), found[name])
+    return found
 
 
 def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -1,8 +1,8 @@
 """M2PO and BAPO: losses whose clip bounds are computed from a statistic of the batch.
 
 By default, a call computes the statistic from its own arrays. If an update has several micro-batches, compute
-the statistic of the whole update once, with `m2po_bound` or `bapo_bounds`, and pass it to every call. Then the
-gradients add up to the gradient of the whole update. `batch_statistics` lists all objectives that need this.
+the statistic of the whole update once, with `m2po_bound` or `bapo_bounds`, and pass it to every call. Then
+the gradients add up to the gradient of the whole update. `batch_statistics` lists these objectives.
 """
 
 from __future__ import annotations  # so that help() shows short types
@@ -65,12 +65,11 @@ def m2po(
         removed = harmful & (jnp.abs(log_ratio) > bound)
         surrogate, clipped = jnp.where(removed, 0.0, surrogate), clipped | removed
     metrics = {
-        "clipped/tokens": tokens.share(clipped),
         "harmful_tokens": harmful.sum(),
         "second_moment/harmful_tokens": mean_over(jnp.where(harmful, log_ratio**2, 0.0).sum(), harmful.sum()),
         "clip_low_max": jnp.exp(-bound),
     }
-    return Terms(surrogate, metrics)
+    return Terms(surrogate, metrics, clipped=clipped)
 
 
 def m2po_bound(
@@ -181,8 +180,7 @@ def bapo(
     check_bounds(*bounds, names=("bounds[0]", "bounds[1]"))
     low, high = (stop_gradient(jnp.asarray(bound, jnp.float32)) for bound in bounds)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high, dual_clip)
-    metrics = {"clipped/tokens": tokens.share(clipped), "clip_low/tokens": low, "clip_high/tokens": high}
-    return Terms(surrogate, metrics)
+    return Terms(surrogate, {"clip_low/tokens": low, "clip_high/tokens": high}, clipped=clipped)
 
 
 def bapo_bounds(

@@ -1,6 +1,6 @@
 """The objectives that compute a statistic from all tokens of a batch, and the function for each statistic.
 
-A loss with such a statistic depends on which tokens are in the call. If an update is split into micro-batches,
+A loss with such a statistic depends on which tokens are in the call. If an update has several micro-batches,
 compute the statistics of the whole update first and pass them to the loss of every micro-batch:
 
     statistics = ObjectiveConfig("m2po").statistics()

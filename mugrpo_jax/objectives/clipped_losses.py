@@ -145,11 +145,10 @@ def decoupled_ppo(
     weight = jnp.minimum(safe_exp(proximal - tokens.behavior_logp), behavior_cap)
     step_ratio = safe_exp(tokens.logp - proximal)
     surrogate, clipped = min_form(step_ratio, tokens.advantages, clip_low, clip_high, dual_clip)
-    metrics = {"clipped/tokens": tokens.share(clipped), "behavior_weight/tokens": tokens.mean(weight)}
-    return Terms(weight * surrogate, metrics)
+    return Terms(weight * surrogate, {"behavior_weight/tokens": tokens.mean(weight)}, clipped=clipped)
 
 
 def _clipped(tokens: Tokens, clip_low: ArrayLike, clip_high: ArrayLike, dual_clip: ArrayLike | None) -> Terms:
     check_bounds(clip_low, clip_high)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)
-    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+    return Terms(surrogate, {}, clipped=clipped)

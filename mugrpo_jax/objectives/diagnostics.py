@@ -1,17 +1,19 @@
-"""Measure how far the policy has moved from the behavior policy, and how many tokens clip and veto remove."""
+"""Measure how far the policy has moved from the behavior policy, in the same way for all objectives.
+
+What an objective itself clips or vetoes is in the metrics of that objective.
+"""
 
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
-from mugrpo_jax.objectives._objective import Tokens, min_form, read_tokens
+from mugrpo_jax.objectives._checks import check_number
+from mugrpo_jax.objectives._objective import Tokens, read_tokens
 from mugrpo_jax.objectives.bisection import largest_float
 from mugrpo_jax.objectives.ess import effective_sample_size, second_moment, sequence_ess
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
-from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 
@@ -22,57 +24,50 @@ def diagnostics(
     advantages: ArrayLike,
     mask: ArrayLike,
     *,
-    clip_low: ArrayLike = 0.0,
-    clip_high: ArrayLike = 5.0,
-    veto: str = "suffix",
-    veto_ratio: ArrayLike = 1e-4,
+    abandoned_ratio: ArrayLike = 1e-4,
 ) -> Metrics:
-    """Return statistics of ratios, clipping, veto, effective sample size and KL in a batch.
+    """Return statistics of ratios, effective sample size and KL in a batch, the same for every objective.
 
     Args:
       logp, behavior_logp, advantages, mask: the four arrays of every objective.
-      clip_low, clip_high: bounds on the ratio; a token beyond them is clipped as in PPO.
-      veto: scope of the veto, see `veto_mask`.
-      veto_ratio: τ; a token with negative advantage and a ratio below τ is a trigger.
+      abandoned_ratio: a token with a ratio below this number is abandoned: π would hardly ever sample it.
 
     Returns:
       Scalars without a gradient. `combine_metrics` can combine them:
 
-      `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `negative_responses`,
-      `triggered_responses`: counts; `positive` and `negative` are the sign of the advantage.
-      `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. The quantiles of the ratio are
-      `ratio_p05/...`, `ratio_p50/...`, `ratio_p95/...`.
-      `clipped/positive_tokens`, `clipped/negative_tokens`: share of clipped tokens, which have no gradient.
-      `vetoed/tokens`, `triggered/negative_responses`, `trigger_position/triggered_responses`: see
-      `veto_metrics`.
+      `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `negative_responses`: counts; `positive`
+      and `negative` are the sign of the advantage.
+      `ratio/tokens`, `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. The quantiles of the ratio
+      are `ratio_p05/...`, `ratio_p50/...`, `ratio_p95/...`.
+      `abandoned/negative_responses`: share of the responses with A < 0 that have an abandoned token.
       `ess/tokens`, `sequence_ess/responses`: effective sample sizes, as shares.
       `second_moment/tokens`: mean of l².
       `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), because the samples come from b.
       `ratio_min`, `ratio_max`: the smallest and the largest ratio; +∞ and −∞ if there is no token.
 
-      `combine_metrics` averages quantiles and effective sample sizes over micro-batches. These averages are
-      not the values of the whole update.
+      `combine_metrics` averages quantiles and `sequence_ess` over micro-batches. These averages are not the
+      values of the whole update. All other values are.
 
     >>> logp = jnp.log(jnp.array([[1.1, 0.9, 6.0], [1.0, 5e-5, 0.5]]))
     >>> found = diagnostics(logp, jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
     >>> round(float(found["ratio_p50/positive_tokens"]), 4), round(float(found["ratio_min"]), 6)
     (1.1, 5e-05)
-    >>> round(float(found["clipped/positive_tokens"]), 4), round(float(found["vetoed/tokens"]), 4)
-    (0.3333, 0.1667)
+    >>> float(found["abandoned/negative_responses"])
+    1.0
     """
-    check_bounds(clip_low, clip_high)
-    check_choice("veto", veto, VETO_SCOPES)
-    check_number("veto_ratio", veto_ratio, strict=True)
+    check_number("abandoned_ratio", abandoned_ratio, strict=True)
     tokens = read_tokens(stop_gradient(jnp.asarray(logp)), behavior_logp, advantages, mask)
-    keep = veto_mask(tokens.log_ratio, tokens.advantages, tokens.mask, scope=veto, ratio=veto_ratio)
-    veto_found = veto_metrics(tokens.log_ratio, tokens.advantages, tokens.mask, keep, ratio=veto_ratio)
-    _, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
+    negative = tokens.advantages < 0
+    negatives = negative.any(axis=1).sum()
+    abandoned = (negative & (tokens.ratio < abandoned_ratio)).any(axis=1).sum()
     found = {
         "tokens": tokens.total,
         "responses": tokens.mask.any(axis=1).sum(),
-        **_ratios(tokens, clipped, tokens.advantages > 0, "positive_tokens"),
-        **_ratios(tokens, clipped, tokens.advantages < 0, "negative_tokens"),
-        **veto_found,
+        "negative_responses": negatives,
+        "abandoned/negative_responses": mean_over(abandoned, negatives),
+        "ratio/tokens": tokens.mean(tokens.ratio),
+        **_ratios(tokens, tokens.advantages > 0, "positive_tokens"),
+        **_ratios(tokens, negative, "negative_tokens"),
         "ess/tokens": effective_sample_size(tokens.log_ratio, tokens.mask),
         "sequence_ess/responses": sequence_ess(tokens.log_ratio, tokens.mask),
         "second_moment/tokens": second_moment(tokens.log_ratio, tokens.mask),
@@ -91,14 +86,13 @@ def _behavior_kl(tokens: Tokens) -> Metrics:
     }
 
 
-def _ratios(tokens: Tokens, clipped: jax.Array, chosen: jax.Array, name: str) -> Metrics:
-    """Return count, mean ratio, ratio quantiles and clipped share of the tokens where `chosen` is True."""
+def _ratios(tokens: Tokens, chosen: jax.Array, name: str) -> Metrics:
+    """Return count, mean ratio and ratio quantiles of the tokens where `chosen` is True."""
     count = chosen.sum()
     quantiles = _quantiles(tokens.ratio, chosen, jnp.array(list(QUANTILES.values())))
     return {
         name: count,
         f"ratio/{name}": mean_over(jnp.where(chosen, tokens.ratio, 0.0).sum(), count),
-        f"clipped/{name}": mean_over((clipped & chosen).sum(), count),
         **{f"ratio_{key}/{name}": quantiles[i] for i, key in enumerate(QUANTILES)},
     }
 

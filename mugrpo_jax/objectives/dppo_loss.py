@@ -56,8 +56,8 @@ def dppo(
     distance = _divergence(divergence, stop_gradient(tokens.logp), tokens.behavior_logp)
     dropped = (distance > limit) & (log_ratio * jnp.sign(tokens.advantages) > 0)
     weight = jnp.where(dropped, 0.0, jnp.minimum(stop_gradient(tokens.ratio), ratio_cap))
-    metrics = {"clipped/tokens": tokens.share(dropped), "divergence/tokens": tokens.mean(distance)}
-    return Terms(weight * tokens.advantages * tokens.logp, metrics)
+    metrics = {"divergence/tokens": tokens.mean(distance)}
+    return Terms(weight * tokens.advantages * tokens.logp, metrics, clipped=dropped)
 
 
 def _divergence(kind: str, logp: jax.Array, behavior_logp: jax.Array) -> jax.Array:

@@ -6,8 +6,10 @@ Metrics are a dict of float32 scalars. The key says how to combine the values of
     `vetoed/tokens`                       `x/n` is a mean over the count n; means are averaged with weights n
     `ratio_min`, `ratio_max`              the smallest or the largest value
 
-So combining means is exact, in any order. Quantiles and effective sample sizes are not means, but have keys
-`x/n` too. Combining them gives a weighted average over the micro-batches, not the value of the whole update.
+    `ess/tokens`                          an effective sample size; exact too, with the mean `ratio/tokens`
+
+So combining is exact, in any order. Quantiles and `sequence_ess/responses` are not means, but have keys `x/n`
+too. Combining these gives a weighted average over the micro-batches, not the value of the whole update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,10 +42,21 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
             return values.max()
         if "/" not in key:
             return values.sum()
-        counts = stacked[key.rpartition("/")[2]]
+        name, _, count = key.rpartition("/")
+        counts = stacked[count]
+        if name == "ess":
+            return _combine_ess(values, stacked[f"ratio/{count}"], counts)
         return mean_over((values * counts).sum(), counts.sum())
 
     return {key: combine(key, values) for key, values in stacked.items()}
+
+
+def _combine_ess(ess: jax.Array, ratio: jax.Array, counts: jax.Array) -> jax.Array:
+    """Combine effective sample sizes: from e, the mean ratio and n of each part follow Σ ρ and Σ ρ²."""
+    total = (counts * ratio).sum()
+    squares = (counts * ratio * (ratio / jnp.where(ess > 0, ess, 1.0))).sum()
+    found = total / jnp.where(squares > 0, squares, 1.0) * (total / jnp.maximum(counts.sum(), 1))
+    return jnp.where((counts.sum() > 0) & jnp.isfinite(total) & jnp.isfinite(squares), found, 1.0)
 
 
 def as_metrics(values: Mapping[str, ArrayLike]) -> Metrics:

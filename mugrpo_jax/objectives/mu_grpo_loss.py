@@ -33,7 +33,7 @@ def mu_grpo(
       veto_ratio: τ; a token with A < 0 and a ratio below τ is a trigger.
       dual_clip: c. For A < 0 the gradient is also 0 where ρ > c. None, as in the paper, means no dual clip.
 
-    Metrics: `clipped/tokens` (share of clipped tokens), and the metrics of `veto_metrics`.
+    Metrics: `clipped/tokens` (share of clipped tokens), and with a veto the metrics of `veto_metrics`.
 
     >>> import jax.numpy as jnp
     >>> ratio = jnp.array([[6.0, 1.0, 1.0], [1.0, 1e-5, 0.5]])
@@ -49,5 +49,5 @@ def mu_grpo(
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)
     batch = (tokens.log_ratio, tokens.advantages, tokens.mask)
     keep = veto_mask(*batch, scope=veto, ratio=veto_ratio)
-    found = veto_metrics(*batch, keep, ratio=veto_ratio)
-    return Terms(keep * surrogate, {"clipped/tokens": tokens.share(clipped), **found})
+    found = {} if veto == "none" else veto_metrics(*batch, keep, ratio=veto_ratio)
+    return Terms(keep * surrogate, found, clipped=clipped)

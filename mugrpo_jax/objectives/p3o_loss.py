@@ -30,12 +30,12 @@ def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) 
       ess: e of the whole update. None computes e from the arrays of this call.
       safe_kl: whether to use this gradient.
 
-    Metrics: `ess/tokens` (e), `behavior_kl/tokens` (mean of K), `clipped/tokens` (share with ρ > e).
+    Metrics: `cap/tokens` (e), `behavior_kl/tokens` (mean of K), `clipped/tokens` (share with ρ > e).
 
     >>> logp = jnp.log(jnp.array([[4.0, 1.0, 1.0, 1.0]]))
     >>> rest = (jnp.zeros((1, 4)), jnp.array([1.0]), jnp.ones((1, 4)))
     >>> gradient, metrics = jax.grad(p3o, has_aux=True)(logp, *rest, denominator=1)
-    >>> round(float(metrics["ess/tokens"]), 6), round(float(gradient[0, 0]), 6)
+    >>> round(float(metrics["cap/tokens"]), 6), round(float(gradient[0, 0]), 6)
     (0.644737, -0.378289)
     """
     check_flag("safe_kl", safe_kl)
@@ -45,13 +45,9 @@ def p3o(tokens: Tokens, *, ess: ArrayLike | None = None, safe_kl: bool = False) 
     ess = stop_gradient(jnp.asarray(ess, jnp.float32))
     ratio = stop_gradient(tokens.ratio)
     kl = _behavior_kl(tokens.log_ratio, safe=safe_kl)
-    metrics = {
-        "ess/tokens": ess,
-        "behavior_kl/tokens": mean_over(kl.sum(), tokens.total),
-        "clipped/tokens": tokens.share(ratio > ess),
-    }
+    metrics = {"cap/tokens": ess, "behavior_kl/tokens": mean_over(kl.sum(), tokens.total)}
     policy = jnp.minimum(ratio, ess) * tokens.advantages * tokens.logp
-    return Terms(policy, metrics, penalty=(1.0 - ess) * kl)
+    return Terms(policy, metrics, penalty=(1.0 - ess) * kl, clipped=ratio > ess)
 
 
 def _behavior_kl(log_ratio: jax.Array, *, safe: bool) -> jax.Array:

@@ -48,7 +48,7 @@ def pnpo(
     prefix_mean = _prefix_sum(tokens) / jnp.maximum(_places(tokens), 1.0)
     weight = through_own_token(safe_exp(prefix_mean), tokens)
     surrogate, clipped = min_form(weight, tokens.advantages, clip_low, clip_high, dual_clip)
-    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+    return Terms(surrogate, {}, clipped=clipped)
 
 
 @objective("seq_mean_token_mean")
@@ -88,7 +88,7 @@ def ctpo(
     width = jnp.maximum(_places(tokens), 1.0) ** growth
     low, high = jnp.exp(jnp.negative(log_low) * width), jnp.exp(log_high * width)
     surrogate, clipped = min_form(weight, tokens.advantages, low, high, dual_clip)
-    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+    return Terms(surrogate, {}, clipped=clipped)
 
 
 @objective("token_mean")

@@ -60,7 +60,7 @@ def gspo(
     if level == "token":
         ratio = through_own_token(ratio, tokens)
     surrogate, clipped = min_form(ratio, tokens.advantages, clip_low, clip_high, dual_clip)
-    return Terms(surrogate, {"clipped/tokens": tokens.share(clipped)})
+    return Terms(surrogate, {}, clipped=clipped)
 
 
 @objective("seq_mean_token_mean")
@@ -89,7 +89,7 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
     below = (tokens.advantages < 0) & (tokens.log_ratio < low)
     bounded = jnp.where(above, high, jnp.where(below, low, tokens.log_ratio))
     mean = safe_exp(mean_log_ratio(tokens._replace(log_ratio=bounded)))
-    return Terms(mean * tokens.advantages, {"clipped/tokens": tokens.share(above | below)})
+    return Terms(mean * tokens.advantages, {}, clipped=above | below)
 
 
 @objective("seq_mean_token_mean")

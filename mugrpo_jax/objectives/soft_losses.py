@@ -33,7 +33,7 @@ def cispo(tokens: Tokens, *, clip_low: ArrayLike = 0.0, clip_high: ArrayLike = 5
     check_bounds(clip_low, clip_high)
     ratio = stop_gradient(tokens.ratio)
     weight = jnp.clip(ratio, clip_low, clip_high)
-    return Terms(weight * tokens.advantages * tokens.logp, {"clipped/tokens": tokens.share(weight != ratio)})
+    return Terms(weight * tokens.advantages * tokens.logp, {}, clipped=weight != ratio)
 
 
 @objective("token_mean")
@@ -71,7 +71,7 @@ def gppo(
     if dual_clip is not None:
         far = beyond_dual_clip(tokens.ratio, tokens.advantages, dual_clip)
         policy, clipped = jnp.where(far, dual_clip * tokens.advantages, policy), clipped | far
-    return Terms(policy, {"clipped/tokens": tokens.share(clipped)})
+    return Terms(policy, {}, clipped=clipped)
 
 
 @objective("seq_mean_token_mean")

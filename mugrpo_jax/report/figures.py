@@ -21,12 +21,13 @@ from mugrpo_jax.report.run_history import History, names
 
 
 def overview(runs: Sequence[History]) -> Figure:
-    """Draw three panels in one figure: the learning curve, the veto, and the effective sample size."""
+    """Draw three panels in one figure: the learning curve, the veto or the clip, and the ESS."""
     figure = Figure(figsize=(10, 7), dpi=120, layout="constrained")
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
-    for axes, panel in ((top, panels.learning), (left, panels.vetoed), (right, panels.effective_sample_size)):
+    removed = panels.vetoed if any(run.has_veto for run in runs) else panels.clipped
+    for axes, panel in ((top, panels.learning), (left, removed), (right, panels.effective_sample_size)):
         draw(axes, panel(runs), runs)
-    _name_colors(figure, panels.vetoed(runs), runs)
+    _name_colors(figure, panels.effective_sample_size(runs), runs)
     return figure
 
 
@@ -52,6 +53,8 @@ learning = _figure_of(panels.learning, (10, 4))
 learning_by_time = _figure_of(panels.learning_by_time, (10, 4))
 clipped = _figure_of(panels.clipped)
 vetoed = _figure_of(panels.vetoed)
+adapted = _figure_of(panels.adapted)
+abandoned = _figure_of(panels.abandoned)
 effective_sample_size = _figure_of(panels.effective_sample_size)
 ratios_positive = _figure_of(panels.ratios_positive)
 ratios_negative = _figure_of(panels.ratios_negative)

@@ -20,6 +20,7 @@ from mugrpo_jax.report.bokeh_charts import chart
 from mugrpo_jax.report.colors import nth_color, ramp
 from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages, spread, time_unit
 from mugrpo_jax.report.run_history import History, names
+from mugrpo_jax.report.run_summary import stage_table
 from mugrpo_jax.report.samples import page_samples
 
 
@@ -92,6 +93,8 @@ def _figures(runs: Sequence[History], called: list[str]) -> tuple[dict[str, list
     for section, makers in panels.SECTIONS.items():
         for maker in makers:
             panel = maker(runs)
+            if isinstance(panel, Panel) and not panel.wanted:
+                continue
             shown = _shown(maker.__name__.replace("_", "-"), panel, called, wide=section == "Learning")
             sections.setdefault(section, []).append(shown)
             if not panel.empty:
@@ -148,14 +151,8 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
 
 
 def _stage_rows(run: History) -> list[list[str]]:
-    rows = [
-        ["stage", "updates", "reward", "vetoed", "ESS at its end", "generate s", "update s", "accuracy after"]
-    ]
-    for stage in spread(run.stages(), 2 * MOST_STAGES):
-        seconds = f"{stage.generate_seconds:.1f}", f"{stage.update_seconds:.1f}"
-        shares = number(stage.reward), number(stage.vetoed), number(stage.ess)
-        rows.append([str(stage.stage), str(stage.updates), *shares, *seconds, number(stage.accuracy)])
-    return rows
+    header, *rows = stage_table(run)
+    return [header, *spread(rows, 2 * MOST_STAGES)]
 
 
 def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:

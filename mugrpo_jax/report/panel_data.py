@@ -64,6 +64,7 @@ class Panel:
       low, high: limits of the y axis; None to fit the data.
       log: which axes have a logarithmic scale: "", "y" or "xy".
       note: caption of the figure.
+      wanted: False if the objectives of the runs have no such quantity; the page then leaves the figure out.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Panel:
     high: float | None = None
     log: str = ""
     note: str = ""
+    wanted: bool = True
 
     @property
     def empty(self) -> bool:

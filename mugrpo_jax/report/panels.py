@@ -1,22 +1,22 @@
 """Compute the data of every figure in a report. Each function takes runs and returns one figure's data."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mugrpo_jax.report import staleness_position as law
+from mugrpo_jax.report.against_staleness import against_staleness, drawable
+from mugrpo_jax.report.objective_panels import adapted, clipped, vetoed
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
     MOST_POINTS,
-    MOST_STAGE_POINTS,
     MOST_STAGES,
     STYLES,
     Bars,
     Line,
     Panel,
     bin_size,
-    drawn_stages,
-    even_bins,
     reduce,
     run_bins,
     time_unit,
@@ -80,23 +80,18 @@ def _learning_note(runs: Sequence[History], over: str) -> str:
 # -- against staleness
 
 
-def clipped(runs: Sequence[History]) -> Panel:
-    """Panel: the share of tokens whose gradient the clip removes, against staleness."""
-    metrics = {"all tokens": "clipped/tokens", "A > 0": "clipped/positive_tokens"}
-    return _against_staleness(runs, "Clipped tokens", "share of tokens", metrics, low=0)
-
-
-def vetoed(runs: Sequence[History]) -> Panel:
-    """Panel: shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
-    metrics = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
-    note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
-    return _against_staleness(runs, "Vetoed", "share", metrics, low=0, note=note)
+def abandoned(runs: Sequence[History]) -> Panel:
+    """Panel: share of responses (advantage < 0) with an abandoned token, against staleness."""
+    note = "Share of the responses with A < 0 in which the ratio ρ of a token fell below 1e-4."
+    metrics = {"responses": "abandoned/negative_responses"}
+    return _for_all(runs, "Wrong responses with an abandoned token", "share", metrics, low=0, note=note)
 
 
 def effective_sample_size(runs: Sequence[History]) -> Panel:
     """Panel: effective sample size divided by the number of tokens or responses, against staleness."""
     metrics = {"tokens": "ess/tokens", "responses": "sequence_ess/responses"}
-    return _against_staleness(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05)
+    note = "Responses: values of each micro-batch, averaged over the update."
+    return _for_all(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05, note=note)
 
 
 def ratios_positive(runs: Sequence[History]) -> Panel:
@@ -114,84 +109,37 @@ def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel
     metrics = {name: f"ratio_{key}/{sign}_tokens" for name, key in quantiles.items()}
     note = "Quantiles of each micro-batch, averaged over the update."
     title = f"Ratio ρ where A {relation} 0"
-    return _against_staleness(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
+    return _for_all(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
 
 
 def mean_ratio_negative(runs: Sequence[History]) -> Panel:
     """Panel: the mean importance ratio ρ of tokens with advantage A < 0, against staleness."""
     metrics = {"mean": "ratio/negative_tokens"}
-    return _against_staleness(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
+    return _for_all(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
 
 
 def gap(runs: Sequence[History]) -> Panel:
     """Panel: |log-ratio| against staleness. The value at staleness 0 is the sampler–trainer gap."""
     note = "At staleness 0 the policy has not changed yet: the value is the gap between sampler and trainer."
     metrics = {"mean": "gap/tokens", "largest": "gap_max"}
-    return _against_staleness(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
+    return _for_all(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
 
 
 def drift(runs: Sequence[History]) -> Panel:
     """Panel: the drift, the distance from the weights at the start of the stage, against staleness."""
-    return _against_staleness(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
+    return _for_all(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
 
 
 def gradient_cosine(runs: Sequence[History]) -> Panel:
     """Panel: the cosine of consecutive gradients, which rises before a collapse, against staleness."""
     note = "Near 0 while training is stable. Above 0.5 it warns of a collapse."
     title, metrics = "Cosine of consecutive gradients", {"cosine": "gradient_cosine"}
-    return _against_staleness(runs, title, "cosine", metrics, levels=(("0.5", 0.5),), note=note)
+    return _for_all(runs, title, "cosine", metrics, levels=(("0.5", 0.5),), note=note)
 
 
-def _against_staleness(
-    runs: Sequence[History],
-    title: str,
-    y: str,
-    metrics: Mapping[str, str],
-    *,
-    log: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    levels: tuple[tuple[str, float], ...] = (),
-    note: str = "",
-) -> Panel:
-    lines = []
-    for i, run in enumerate(runs):
-        staleness = run.values("staleness")
-        for (name, metric), style in zip(metrics.items(), STYLES):
-            values = _drawable(run.values(metric), log)
-            for stage, age in drawn_stages(run).items():
-                part = run.stage_slices[stage]
-                bins = even_bins(part.stop - part.start, MOST_STAGE_POINTS)
-                x, mean, *_ = reduce(staleness[part], values[part], bins)
-                lines.append(Line(i, name, x, mean, style=style, stage=stage, age=age))
-    return Panel(
-        title=title,
-        x="updates since generation",
-        y=y,
-        lines=tuple(line for line in lines if np.isfinite(line.y).any()),
-        levels=levels,
-        low=low,
-        high=high,
-        log=log,
-        note=" ".join(filter(None, (note, _stages_note(runs)))),
-    )
-
-
-def _drawable(values: np.ndarray, log: str) -> np.ndarray:
-    """Replace values that a logarithmic y axis cannot show (0 and below) by NaN, if `log` is not empty."""
-    return np.where(values > 0, values, np.nan) if log else values
-
-
-def _stages_note(runs: Sequence[History]) -> str:
-    parts = []
-    longest = max((p.stop - p.start for run in runs for p in run.stage_slices.values()), default=0)
-    size = bin_size(longest, MOST_STAGE_POINTS)
-    if size > 1:
-        parts.append(f"Each point is the mean of {size} updates.")
-    most = max(len(run.stage_slices) for run in runs)
-    if most > MOST_STAGES:
-        parts.append(f"{MOST_STAGES} of {most} stages are drawn, evenly spread.")
-    return " ".join(parts)
+def _for_all(runs: Sequence[History], title: str, y: str, metrics: Mapping[str, str], **look: Any) -> Panel:
+    """Draw the same metrics of every run against staleness."""
+    return against_staleness(runs, title, y, [metrics] * len(runs), **look)
 
 
 # -- responses
@@ -219,7 +167,7 @@ def _over_updates(
     lines = []
     for i, run in enumerate(runs):
         for (name, metric), style in zip(metrics.items(), STYLES):
-            values = _drawable(run.values(metric), log)
+            values = drawable(run.values(metric), log)
             lines.append(Line(i, name, *reduce(run.values("updates"), values, run_bins(run)), style=style))
     size = _largest_bin(runs)
     note = f"Each point is the mean of {size} updates; the band is their range." if size > 1 else ""
@@ -294,6 +242,8 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
     "Staleness": (
         clipped,
         vetoed,
+        adapted,
+        abandoned,
         effective_sample_size,
         mean_ratio_negative,
         ratios_positive,

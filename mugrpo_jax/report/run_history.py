@@ -15,7 +15,6 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import absolute, to_path
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.run_folder import read_config
-from mugrpo_jax.runs.text_table import text_table
 
 PHASES = (
     "warm start",
@@ -36,7 +35,8 @@ class StageFigures:
     Attributes:
       updates: number of updates done in the stage.
       reward: mean reward of the stage's rollouts.
-      vetoed: share of vetoed tokens, mean over the stage's updates.
+      clipped: share of tokens beyond the objective's bounds, mean over the stage's updates.
+      vetoed: share of vetoed tokens, mean over the stage's updates; NaN without a veto.
       ess: effective sample size as a share of tokens, at the stage's last update.
       generate_seconds: seconds of generation and scoring; 0 if the stage was replayed.
       accuracy: held-out accuracy after the stage.
@@ -45,6 +45,7 @@ class StageFigures:
     stage: int
     updates: int
     reward: float
+    clipped: float
     vetoed: float
     ess: float
     generate_seconds: float
@@ -70,6 +71,11 @@ class History:
     evaluations: tuple[dict[str, Any], ...]
     generations: tuple[dict[str, Any], ...]
     updates: tuple[dict[str, Any], ...]
+
+    @property
+    def has_veto(self) -> bool:
+        """Return whether the objective of the run vetoes tokens."""
+        return self.config.objective.settings.get("veto", "none") != "none"
 
     @property
     def boundaries(self) -> list[int]:
@@ -139,7 +145,10 @@ class History:
             stage=stage,
             updates=len(updates),
             reward=_mean([r["reward"] for r in updates]) if generated is None else generated["reward"],
-            vetoed=_mean([record.get("vetoed/tokens", math.nan) for record in updates]),
+            clipped=_mean([record.get("clipped/tokens", math.nan) for record in updates]),
+            vetoed=_mean([record.get("vetoed/tokens", math.nan) for record in updates])
+            if self.has_veto
+            else math.nan,
             ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
             generate_seconds=0.0 if generated is None else generated["seconds"]["generate"],
             update_seconds=sum(record["seconds"]["update"] for record in updates),
@@ -226,40 +235,6 @@ def _environment(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError):  # the file does not exist, or the run was killed while it wrote the file
         return {}
-
-
-def summary(run: History) -> str:
-    """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
-    lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
-    header = ["stage", "updates", "reward", "vetoed", "ESS", "generate s", "update s", "accuracy"]
-    rows = [
-        [
-            str(stage.stage),
-            str(stage.updates),
-            _number(stage.reward),
-            "–" if math.isnan(stage.vetoed) else f"{100 * stage.vetoed:.2f} %",
-            _number(stage.ess),
-            f"{stage.generate_seconds:.1f}",
-            f"{stage.update_seconds:.1f}",
-            _number(stage.accuracy),
-        ]
-        for stage in run.stages()
-    ]
-    return "\n".join([*lines, text_table([header, *rows], align="right")])
-
-
-def _accuracy(run: History) -> list[str]:
-    if not run.evaluations:
-        return []
-    first, last = run.evaluations[0], run.evaluations[-1]
-    return [
-        f"held-out accuracy {first['accuracy']:.3f} ± {first['standard_error']:.3f} → "
-        f"{last['accuracy']:.3f} ± {last['standard_error']:.3f} on {last['problems']} problems"
-    ]
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from mugrpo_jax import objectives
+from mugrpo_jax.report.objective_panels import KEEP_GRADIENT
 from mugrpo_jax.report.run_history import History
 
 REPORTED = objectives.UNPROTECTED_GRPO
-# R_batch is the drift at which the ESS of a stage falls by this share, or this share of tokens is clipped.
+# R_batch is the drift at which the ESS of a stage falls by this share, or this share of tokens is clipped and
+# so has no gradient.
 ESS_LOSS, CLIPPED = 0.5, 0.2
 # A run has collapsed if its reward or accuracy falls below this share of the best value and stays there.
 COLLAPSED = 0.5
@@ -87,6 +89,8 @@ def _batch_drift(run: History) -> float:
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
+    if run.config.objective.name in KEEP_GRADIENT:
+        clipped = np.full_like(clipped, math.nan)
     found = [math.inf]
     for part in run.stage_slices.values():
         for signal, level in ((1 - ess[part], ESS_LOSS), (clipped[part], CLIPPED)):

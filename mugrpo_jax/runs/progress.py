@@ -23,7 +23,8 @@ def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, sc
 
 def headline(record: dict[str, Any]) -> dict[str, str]:
     """Return the metrics of an update that the progress bar shows, formatted, by short name."""
-    chosen = {"reward": "reward", "veto": "vetoed/tokens", "ess": "ess/tokens", "gap": "gap/tokens"}
+    shares = {"clip": "clipped/tokens", "veto": "vetoed/tokens"}  # if the objective clips, vetoes
+    chosen = {"reward": "reward", **shares, "ess": "ess/tokens", "gap": "gap/tokens"}
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 

@@ -26,8 +26,8 @@ class UpdateStatistics:
     """Call `keywords = statistics(compute, batches)` with all micro-batches of an update on the devices.
 
     `forward` is compiled once per micro-batch shape. The other programs are small: `write` is compiled for
-    each shape and buffer size, and `finish` for each buffer size. Buffer sizes are powers of two, so there are
-    few of them.
+    each shape and buffer size, and `finish` for each buffer size. All buffer sizes are powers of two, so
+    there are few of them.
     """
 
     def __init__(self, logprobs: LogProbs, statistics: Statistics, mesh: Mesh) -> None:

@@ -79,26 +79,16 @@ def test_a_masked_token_has_exactly_zero_gradient(variant, seed):
 
 
 def pooled_statistics(variant, batch):
-    """The statistic of the whole update for the objectives that read one from the batch."""
-    name, knobs = variant
+    """The statistics of the whole update for the objectives that read them from the batch."""
+    statistics = statistics_program(variant[0], tuple(variant[1].items()))
     logp, behavior_logp, advantages, mask = batch
-    seen = (logp - behavior_logp, advantages, mask)
-    if name == "p3o":
-        return {"ess": statistic(objectives.effective_sample_size)(seen[0], mask)}
-    if name == "m2po":
-        return {"log_bound": statistic(objectives.m2po_bound, **_without_dual_clip(knobs))(*seen)}
-    if name == "bapo":
-        return {"bounds": statistic(objectives.bapo_bounds, **_without_dual_clip(knobs))(*seen)}
-    return {}
-
-
-def _without_dual_clip(knobs):
-    return {name: value for name, value in knobs.items() if name != "dual_clip"}
+    return {} if statistics is None else statistics(logp - behavior_logp, advantages, mask)
 
 
 @functools.cache
-def statistic(function, **knobs):
-    return jax.jit(functools.partial(function, **knobs))
+def statistics_program(name, knobs):
+    statistics = objectives.ObjectiveConfig(name, dict(knobs)).statistics()
+    return None if statistics is None else jax.jit(statistics)
 
 
 @every_variant
@@ -125,7 +115,7 @@ def test_micro_batches_add_up_to_the_full_batch(variant, seed):
         np.testing.assert_allclose(combined[key], whole[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["p3o", "m2po", "bapo"])
+@pytest.mark.parametrize("name", objectives.STATISTICS)
 def test_statistics_of_a_call_are_those_of_its_micro_batch(name):
     """Without the pooled form, the gradient depends on the split."""
     variant = name, {}

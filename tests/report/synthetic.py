@@ -104,6 +104,9 @@ def _update(stage, i, mu, total, rng):
         "triggered/negative_responses": 0.1 * share,
         "clipped/tokens": 0.01 * share,
         "clipped/positive_tokens": 0.02 * share,
+        "clipped/negative_tokens": 0.0,
+        "abandoned/negative_responses": 0.1 * share,
+        "cap/tokens": math.exp(-share),  # P3O only; a figure of another objective must not draw it
         "ess/tokens": math.exp(-share),
         "sequence_ess/responses": math.exp(-4 * share),
         **{f"ratio_{name}/positive_tokens": value for name, value in ratios.items()},

@@ -1,0 +1,76 @@
+"""Draw metrics of runs against staleness, the number of updates since the rollouts were generated."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mugrpo_jax.report.panel_data import (
+    MOST_STAGE_POINTS,
+    MOST_STAGES,
+    STYLES,
+    Line,
+    Panel,
+    bin_size,
+    drawn_stages,
+    even_bins,
+    reduce,
+)
+from mugrpo_jax.report.run_history import History
+
+
+def against_staleness(
+    runs: Sequence[History],
+    title: str,
+    y: str,
+    metrics: Sequence[Mapping[str, str]],
+    *,
+    log: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    levels: tuple[tuple[str, float], ...] = (),
+    note: str = "",
+    wanted: bool = True,
+) -> Panel:
+    """Draw a line for each stage of each run. `metrics` has one {name of the line: metric} for each run.
+
+    The other arguments are those of `Panel`.
+    """
+    lines = []
+    for i, run in enumerate(runs):
+        staleness = run.values("staleness")
+        for (name, metric), style in zip(metrics[i].items(), STYLES):
+            values = drawable(run.values(metric), log)
+            for stage, age in drawn_stages(run).items():
+                part = run.stage_slices[stage]
+                bins = even_bins(part.stop - part.start, MOST_STAGE_POINTS)
+                x, mean, *_ = reduce(staleness[part], values[part], bins)
+                lines.append(Line(i, name, x, mean, style=style, stage=stage, age=age))
+    return Panel(
+        title=title,
+        x="updates since generation",
+        y=y,
+        lines=tuple(line for line in lines if np.isfinite(line.y).any()),
+        levels=levels,
+        low=low,
+        high=high,
+        log=log,
+        wanted=wanted,
+        note=" ".join(filter(None, (note, _stages_note(runs)))),
+    )
+
+
+def drawable(values: np.ndarray, log: str) -> np.ndarray:
+    """Replace values that a logarithmic y axis cannot show (0 and below) by NaN, if `log` is not empty."""
+    return np.where(values > 0, values, np.nan) if log else values
+
+
+def _stages_note(runs: Sequence[History]) -> str:
+    parts = []
+    longest = max((p.stop - p.start for run in runs for p in run.stage_slices.values()), default=0)
+    size = bin_size(longest, MOST_STAGE_POINTS)
+    if size > 1:
+        parts.append(f"Each point is the mean of {size} updates.")
+    most = max(len(run.stage_slices) for run in runs)
+    if most > MOST_STAGES:
+        parts.append(f"{MOST_STAGES} of {most} stages are drawn, evenly spread.")
+    return " ".join(parts)

@@ -1,0 +1,55 @@
+"""Show a run as text: its accuracy, and a table of its stages."""
+
+import math
+
+from mugrpo_jax.report.run_history import History
+from mugrpo_jax.runs.text_table import text_table
+
+
+def summary(run: History) -> str:
+    """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
+    lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
+    return "\n".join([*lines, text_table(stage_table(run), align="right")])
+
+
+def stage_table(run: History) -> list[list[str]]:
+    """Return a table with a header and one row per stage.
+
+    The columns `clipped` and `vetoed` are there if the objective of the run clips or vetoes tokens.
+    """
+    stages = run.stages()
+    shares = {"clipped": [stage.clipped for stage in stages], "vetoed": [stage.vetoed for stage in stages]}
+    shares = {name: values for name, values in shares.items() if not all(map(math.isnan, values))}
+    header = ["stage", "updates", "reward", *shares, "ESS at its end", "generate s", "update s", "accuracy"]
+    rows = [
+        [
+            str(stage.stage),
+            str(stage.updates),
+            _number(stage.reward),
+            *(_percent(values[i]) for values in shares.values()),
+            _number(stage.ess),
+            f"{stage.generate_seconds:.1f}",
+            f"{stage.update_seconds:.1f}",
+            _number(stage.accuracy),
+        ]
+        for i, stage in enumerate(stages)
+    ]
+    return [header, *rows]
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.2f} %"
+
+
+def _accuracy(run: History) -> list[str]:
+    if not run.evaluations:
+        return []
+    first, last = run.evaluations[0], run.evaluations[-1]
+    return [
+        f"held-out accuracy {first['accuracy']:.3f} ± {first['standard_error']:.3f} → "
+        f"{last['accuracy']:.3f} ± {last['standard_error']:.3f} on {last['problems']} problems"
+    ]
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}"
