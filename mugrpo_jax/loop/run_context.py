@@ -100,6 +100,7 @@ def open_run(config: RunConfig, path: Path) -> Iterator[RunContext]:
                 raise ConfigError(f"task {task.name}: no training problems")
             setup, params = load_run_model(config)
         folder = _open_folder(path, config)  # last: a config that cannot run must not claim the folder
+        setup = dataclasses.replace(setup, sampler_file=path / "sampler.json")
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan, encode_prompt
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
+from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
 from mugrpo_jax.training import StepOptions
@@ -23,7 +25,7 @@ class RunSetup:
     """The parts of a run that stay fixed while the weights change.
 
     `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
-    first sampler compiles.
+    first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
     """
 
     config: RunConfig
@@ -31,6 +33,7 @@ class RunSetup:
     tokenizer: Tokenizer
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    sampler_file: Path | None = None
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -67,7 +70,9 @@ class RunSetup:
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
         """The sampler's sizes on this host; computed once, because programs are compiled for these sizes."""
-        return sampler_plan(self.config, self.model.config, self.mesh)
+        if self.sampler_file is None:
+            return sampler_plan(self.config, self.model.config, self.mesh)
+        return recorded_sampler_plan(self.config, self.model.config, self.mesh, self.sampler_file)
 
     def sampler(self, params: Any) -> Sampler:
         """Return a sampler with these weights; the caller must close it before the updates start."""
