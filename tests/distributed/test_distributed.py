@@ -17,7 +17,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.distributed.jax_internals import in_cluster
-from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.setup.trained_model import export, trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
 CONFIG = """
@@ -169,6 +169,30 @@ def test_two_processes_that_slurm_started_are_one(alone, two):
     assert_same_end(alone, two, 1e-5)
     moved = trained_model(two, 8).params["embed"] - trained_model(two, 0).params["embed"]
     assert np.abs(moved).max() > 1e-2
+
+
+def test_two_processes_export_one_folder(two, place):
+    """Each process holds half of the weights; together they write what one process would write."""
+    running = []
+    settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    settings |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    for _, flags in by_flags(2):
+        command = [sys.executable, "-m", "mugrpo_jax", "export", str(two), str(place / "out"), *flags]
+        running.append(
+            subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True)
+        )
+    try:
+        shown = [process.communicate(timeout=240)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0]
+    assert [f"{place / 'out'}: written" in text for text in shown] == [True, False]
+    export(two, place / "one")
+    names = sorted(path.name for path in (place / "one").iterdir())
+    assert names == sorted(path.name for path in (place / "out").iterdir())
+    for name in names:
+        assert (place / "out" / name).read_bytes() == (place / "one" / name).read_bytes()
 
 
 def test_four_processes_on_another_mesh_are_one(alone, place):

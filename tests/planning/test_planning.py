@@ -284,10 +284,10 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
     assert 0.8 * matrices < update.cost.flops < 1.8 * matrices
     assert plan.estimate() is None  # a CPU has no published peak
     load, born, restored, stage, _, _, sent, export = others
-    assert load.outputs == weights and restored.outputs == update.resident
+    table = 1000  # more than the bytes of a program's tables of outputs
+    assert 0 <= load.outputs - weights < table and restored.outputs == update.resident
     # The weights are donated to the state, and the old anchor to the new one.
-    assert born.arguments == weights and state <= born.peak <= state + weights
-    assert stage.outputs == 0 and 0 <= stage.peak - state <= weights
+    assert 0 <= born.peak - state < table and 0 <= stage.peak - state < table
     assert sent.peak > state + plan.run.sampler.weight_bytes and export.peak < update.resident
 
 
