@@ -136,6 +136,7 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
         with distributed.together("data"):
             claim_data(path, task.sources)
         move_unusable(path / "checkpoints", back_to)
+        setup = dataclasses.replace(setup, sampler_file=path / "sampler.json")
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )

@@ -4,7 +4,8 @@
     print(plan)
 
 The compiled programs are the update step for the largest micro-batch shapes, the optimizer step, prefill of
-the longest prompts, and decoding with a full KV cache. No other program of the run needs more memory.
+the longest prompts, decoding with a full KV cache, and the programs that make or move the whole model. No
+other program of the run needs more memory.
 """
 
 import dataclasses
@@ -15,7 +16,8 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
-from mugrpo_jax.planning.programs import compile_program, programs_of
+from mugrpo_jax.planning.program_list import programs_of
+from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
 from mugrpo_jax.setup.initial_model import run_model_shape
@@ -63,9 +65,9 @@ def check_memory(run: RunPlan) -> None:
     for program in programs_of(run):
         compiled = compile_program(program, topology)
         if not compiled.fits(topology.chip):
-            advice = "fewer slots" if program.name.startswith(("prefill", "decode")) else "more remat"
+            advice = {"prefill": "fewer slots or ", "decode": "fewer slots or ", "update": "more remat or "}
             raise ConfigError(
                 f"memory: {program.name} takes {human(compiled.peak)} of a device's "
-                f"{human(topology.chip.memory)}; {advice} or more devices would help: `mugrpo plan` with "
-                "--topology looks for settings that fit"
+                f"{human(topology.chip.memory)}; {advice.get(program.kind, '')}more devices would help: "
+                "`mugrpo plan` with --topology looks for settings that fit"
             )

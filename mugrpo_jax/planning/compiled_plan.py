@@ -44,7 +44,7 @@ class CompiledPlan:
     """A run compiled for a topology. `print(plan)` shows its memory, cost and estimated times.
 
     Attributes:
-      programs: the compiled programs: update, statistics, optimizer, reference, prefill and decode.
+      programs: the compiled programs, see `program_list.programs_of`.
       assumed: the assumptions of the time estimates.
       proposal: config overrides with which the run fits; None if it already fits or none were found.
     """

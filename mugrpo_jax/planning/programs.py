@@ -16,19 +16,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models, training
-from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import ModelConfig, make_mesh
-from mugrpo_jax.models.sharding import batch_sharding
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.models import Decoder, ModelConfig
+from mugrpo_jax.models.sharding import batch_sharding, placed
 from mugrpo_jax.planning.chips import Chip, Topology
 from mugrpo_jax.planning.program_cost import Cost, HloProgram
-from mugrpo_jax.planning.run_plan import (
-    RunPlan,
-    abstract_reference,
-    abstract_state,
-    bytes_on_device,
-    kept_reference,
-)
-from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
+from mugrpo_jax.planning.run_plan import abstract_reference, abstract_state, bytes_on_device, kept_reference
+from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
@@ -51,6 +45,7 @@ class CompiledProgram:
       outputs: bytes of the outputs, without outputs that reuse the memory of arguments.
       temporaries: bytes that the program needs only while it runs.
       cost: cost of one call; None if the compiler refused the program because of its memory.
+      shards: name, shape and shape of one device's shard of every output.
     """
 
     name: str
@@ -59,6 +54,7 @@ class CompiledProgram:
     outputs: int
     temporaries: int
     cost: Cost | None
+    shards: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -67,7 +63,7 @@ class CompiledProgram:
 
     @property
     def kind(self) -> str:
-        """Return `update`, `statistics`, `optimizer`, `reference`, `prefill` or `decode`."""
+        """Return the first word of the name, such as `update`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
     def fits(self, chip: Chip) -> bool:
@@ -77,20 +73,31 @@ class CompiledProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program of a run before compilation: `lower()` lowers it; `CompiledProgram` explains the fields."""
+    """A program of a run before compilation; `CompiledProgram` explains `name` and `resident`.
+
+    Attributes:
+      lower: lowers the program; None if files are read to the devices instead, without a program.
+      made: the arrays that are read to the devices if `lower` is None, abstract and with shardings.
+      parts: into how many parts its large outputs are split at least; 1 puts whole arrays on every device.
+    """
 
     name: str
     resident: int
-    lower: Callable[[], Any]
+    lower: Callable[[], Any] | None
+    made: Any = None
+    parts: int = 1
 
     @property
     def kind(self) -> str:
-        """Return `update`, `statistics`, `optimizer`, `reference`, `prefill` or `decode`."""
+        """Return the first word of the name, such as `update`, `optimizer`, `prefill` or `decode`."""
         return self.name.split()[0]
 
 
 def compile_program(program: Program, topology: Topology) -> CompiledProgram:
     """Compile a program. If the compiler refuses it because of its memory, the result has `cost` None."""
+    if program.lower is None:
+        size, shards = bytes_on_device(program.made), _shards(program.made)
+        return CompiledProgram(program.name, program.resident, 0, size, 0, Cost(0.0, float(size), ()), shards)
     lowered = program.lower()
     try:
         compiled, text = _compile(lowered, topology)
@@ -108,6 +115,14 @@ def compile_program(program: Program, topology: Topology) -> CompiledProgram:
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         cost=HloProgram(text, len(topology.devices)).cost(),
+        shards=_shards(placed(lowered.out_info, compiled.output_shardings)),
+    )
+
+
+def _shards(tree: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
+    return tuple(
+        (jax.tree_util.keystr(path), leaf.shape, leaf.sharding.shard_shape(leaf.shape))
+        for path, leaf in jax.tree.leaves_with_path(tree)
     )
 
 
@@ -124,42 +139,17 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
     return compiled, max(texts, key=len)
 
 
-def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
-    """Return the programs to compile for a run. If `host` is given, the sampler uses these devices."""
-    updates = UpdatePrograms(run.config, run.model, run.mesh)
-    programs = list(updates.programs())
-    if run.sampler is not None:
-        sampler = run.sampler
-        if sampler.mesh is None or host is not None:  # without a mesh, jax would take this machine's device
-            devices = host or [run.mesh.devices.flat[0]]
-            mesh = make_mesh(data=-1, tensor=run.config.mesh.sampling_tensor, devices=devices)
-            sampler = dataclasses.replace(sampler, mesh=mesh)
-        programs += sampler_programs(sampler, run.config, updates.state_bytes)
-    return programs
-
-
-def check_loss(run: RunPlan) -> None:
-    """Trace the loss of a run; raise an error if it cannot be computed with the settings of the config."""
-    programs = UpdatePrograms(run.config, run.model, run.mesh)
-    try:
-        update = abstract_update(run.buckets, reference=run.config.uses_reference)
-        programs.step.metric_names(programs.state, update)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"objective: {error}") from None
-
-
 class UpdatePrograms:
     """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
-        self.config, self.mesh = config, mesh
-        decoder, _ = models.abstract(model)
-        optimizer = training.make_optimizer(config.optimizer, config.total_updates, decoder)
+        self.config, self.mesh, self.model = config, mesh, Decoder(model)
+        self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
-            decoder,
+            self.model,
             config.objective.build(),
-            optimizer,
+            self.optimizer,
             mesh,
             step_options(config),
             state=self.state,
@@ -171,22 +161,28 @@ class UpdatePrograms:
         """Return the bytes of the training state and of a kept reference policy on one device."""
         return bytes_on_device((self.state, kept_reference(self.config, self.mesh)))
 
+    @property
+    def parts(self) -> int:
+        """Return the number of devices that share one copy of the training state."""
+        return self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]
+
     def programs(self) -> Iterator[Program]:
         """Yield the gradient programs for the largest micro-batch shapes, and the optimizer step.
 
         If the objective takes statistics from the whole update, also yield the programs that compute them.
         With a KL term, yield also the program that computes the log-probs of the reference policy.
         """
-        buckets, state, frozen = update_buckets(self.config, self.mesh), self.state_bytes, self.state.proximal
-        shapes = largest_shapes(buckets)
+        buckets, parts = update_buckets(self.config, self.mesh), self.parts
+        state, frozen, shapes = self.state_bytes, self.state.proximal, largest_shapes(buckets)
         for shape in shapes:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
                 state - bytes_on_device(frozen),  # an argument of the program
                 functools.partial(self.accumulate, shape, buckets.groups),
+                parts=parts,
             )
         yield from self._statistics_programs(shapes, buckets.groups)
-        yield Program("optimizer", state - bytes_on_device(self.state), self.apply)
+        yield Program("optimizer", state - bytes_on_device(self.state), self.apply, parts=parts)
         if self.config.uses_reference:
             shape, kept = shapes[0], kept_reference(self.config, self.mesh)
             yield Program(
@@ -194,6 +190,11 @@ class UpdatePrograms:
                 state - bytes_on_device(kept),  # an argument of the program
                 functools.partial(self.reference, shape, buckets),
             )
+
+    def prepare(self) -> Any:
+        """Lower `UpdateStep.prepare`."""
+        with jax.set_mesh(self.mesh):
+            return self.step.prepare.lower(self.state.params, names=("loss",))
 
     def reference(self, shape: Shape, buckets: Buckets) -> Any:
         """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
@@ -263,19 +264,20 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
 
 def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
     """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if used."""
-    bucket = plan.prompt_buckets[-1]
+    bucket, parts = plan.prompt_buckets[-1], _mesh(plan).size
     rows = plan.prefill_rows(bucket)
     prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
     yield Program(
         f"prefill {rows} × {bucket}",
         state_bytes + bytes_on_device(abstract_slots(plan)),
         functools.partial(_lower_prefill, plan, rows, bucket),
+        parts=parts,
     )
     name = f"decode {plan.slots} slots, {plan.read_buckets[-1]} entries"
-    yield Program(name, state_bytes + prompts, functools.partial(lower_decode, plan))
+    yield Program(name, state_bytes + prompts, functools.partial(lower_decode, plan), parts=parts)
     if config.evaluation.problems and config.evaluation.top_p < 1:
         top_p = functools.partial(lower_decode, plan, top_p=True)
-        yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p)
+        yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p, parts=parts)
 
 
 def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:

@@ -8,7 +8,8 @@ from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
-from mugrpo_jax.planning.programs import compile_program, programs_of
+from mugrpo_jax.planning.program_list import programs_of
+from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.run_plan import RunPlan, plan_run
 
 
@@ -32,7 +33,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
     config, run = plan.run.config, plan.run
     large = {program.kind for program in plan.too_large}
     steps: list[str] = []
-    if large & {"prefill", "decode"} or run.sampler is None:
+    if large & {"prefill", "decode", "cast", "send"} or run.sampler is None:
         devices = len(plan.topology.host_devices())
         slots = config.sampling.slots if run.sampler is None else run.sampler.slots
         for fewer in [] if slots is None else [slots // part // devices * devices for part in (2, 4, 8)]:

@@ -142,6 +142,7 @@ class RunPlan:
             "programs": self._programs(),
             "sampler": str(self.sampler or "none").removeprefix("sampler: "),
             "memory": self._memory(),
+            "copies": self._copies(),
             "disk": self._disk(),
             "DOES NOT FIT": self.problem,
         }
@@ -211,6 +212,17 @@ class RunPlan:
         lengths = ", ".join(map(str, self.buckets.lengths))
         sizes = ", ".join(f"{shape.tokens:,}" for shape in self.buckets.sizes(self.buckets.lengths[0]))
         return f"micro-batches of {sizes} tokens, in rows of up to {lengths}; compiled as they come"
+
+    def _copies(self) -> str:
+        """Say what every device holds whole although the run has several devices."""
+        shape, tensor = self.mesh.shape, self.config.mesh.sampling_tensor
+        whole = []
+        if self.mesh.size > 1 and shape["fsdp"] * shape["tensor"] == 1:
+            whole.append("the training state (mesh.fsdp and mesh.tensor are 1)")
+        if self.mesh.size > 1 and self.sampler is not None and tensor == 1:
+            size, dtype = human(self.sampler.weight_bytes), self.config.model.sampling_dtype
+            whole.append(f"while sampling, all weights in {dtype}, {size} (mesh.sampling_tensor is 1)")
+        return f"every device holds whole: {'; '.join(whole)}" if whole else ""
 
     def _disk(self) -> str:
         return (

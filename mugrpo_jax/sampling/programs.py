@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import (
@@ -255,11 +255,18 @@ def params_sharding(plan: SamplerPlan) -> Any:
     Only the mesh axis `tensor` splits the weights. If `fsdp` did too, every decode step would gather them.
     """
 
-    def one(weight: Weight) -> NamedSharding | None:
-        axes = (RULES[axis] for axis in weight.axes)
-        return _named(plan, P(*(axis if axis == "tensor" else None for axis in axes)))
+    assert plan.mesh is not None
+    return sampler_shardings(Decoder(plan.config), plan.fuse, plan.mesh, only="tensor")
 
-    return jax.tree.map(one, decode_weights(Decoder(plan.config), fuse=plan.fuse))
+
+def sampler_shardings(model: Decoder, fuse: bool, mesh: Mesh, *, only: str | None = None) -> Any:
+    """Return the shardings over a mesh of weights in the sampler's layout; `only` ignores the other axes."""
+
+    def one(weight: Weight) -> NamedSharding:
+        axes = (RULES[axis] for axis in weight.axes)
+        return NamedSharding(mesh, P(*(axis if only in (axis, None) else None for axis in axes)))
+
+    return jax.tree.map(one, decode_weights(model, fuse=fuse))
 
 
 def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:

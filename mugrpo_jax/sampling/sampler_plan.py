@@ -104,6 +104,7 @@ def plan_sampler(
     mesh: Mesh | None = None,
     dtype: Any = jnp.bfloat16,
     memory: int | None = None,
+    usable: float = _USABLE,
     steps: int = 64,
 ) -> SamplerPlan:
     """Choose the sizes of a sampler; raise an error that lists the sizes if they do not fit in the memory.
@@ -115,6 +116,7 @@ def plan_sampler(
       samples: the total number of samples, if known, so that the plan has no more slots than samples.
       mesh: the devices to use, which must belong to this host; None uses the default device.
       memory: free bytes on each device; None means the value from `free_memory`.
+      usable: share of the free memory that the plan may use.
     """
     if not 1 <= max_prompt < max_length:
         raise ValueError(
@@ -157,12 +159,12 @@ def plan_sampler(
     if slots is not None:
         if slots < 1 or slots % devices:
             raise ValueError(f"sampler: slots={slots} must be a positive multiple of the {devices} devices")
-        return _fitting(sized(slots), sized(devices))
+        return _fitting(sized(slots), sized(devices), usable)
     most = _MOST_SLOTS.get(device.platform, _MANY_SLOTS) * _rows_split(mesh)
     most = most if samples is None else min(most, samples)
     candidates = [sized(count) for count in _halving(_round_up(most, devices), devices)]
-    return next((plan for plan in candidates if _fits(plan)), None) or _fitting(
-        candidates[-1], candidates[-1]
+    return next((plan for plan in candidates if _fits(plan, usable)), None) or _fitting(
+        candidates[-1], candidates[-1], usable
     )
 
 
@@ -178,16 +180,16 @@ def plan_for_requests(config: ModelConfig, requests: Sequence[Request], **option
     )
 
 
-def _fits(plan: SamplerPlan) -> bool:
+def _fits(plan: SamplerPlan, usable: float) -> bool:
     total = plan.weight_bytes + plan.cache_bytes + plan.work_bytes
-    return plan.memory is None or total <= plan.memory * _USABLE
+    return plan.memory is None or total <= plan.memory * usable
 
 
-def _fitting(plan: SamplerPlan, smallest: SamplerPlan) -> SamplerPlan:
-    if _fits(plan):
+def _fitting(plan: SamplerPlan, smallest: SamplerPlan, usable: float) -> SamplerPlan:
+    if _fits(plan, usable):
         return plan
     advice = "fewer slots or a shorter max_length would help"
-    if not _fits(smallest):
+    if not _fits(smallest, usable):
         advice = "a mesh with a larger tensor axis or a shorter max_length would help"
     raise ValueError(f"{plan}: does not fit; {advice}")
 

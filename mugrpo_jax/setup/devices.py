@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import Decoder, ModelConfig, decode_weights, make_mesh
-from mugrpo_jax.models.sharding import MESH_AXES, spec
+from mugrpo_jax.models import Decoder, ModelConfig, make_mesh
+from mugrpo_jax.models.sharding import MESH_AXES
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import params_sharding, sampling_params
+from mugrpo_jax.sampling.programs import params_sharding, sampler_shardings, sampling_params
 
 
 def run_mesh(config: RunConfig) -> Mesh:
@@ -70,16 +70,15 @@ def copy_on_host(model: Decoder, params: Any, plan: SamplerPlan, mesh: Mesh) -> 
     leaves, tree = jax.tree.flatten(layout_maker(model, plan, mesh)(params))
     targets = zip(jax.tree.leaves(everywhere), jax.tree.leaves(params_sharding(plan)), strict=True)
     for number, (spread, local) in enumerate(targets):
-        leaves[number] = _local_part(_sent(leaves[number], spread), local)
+        sent = jax.block_until_ready(_sent(leaves[number], spread))  # so that its source is free by then
+        leaves[number] = _local_part(sent, local)
     return jax.tree.unflatten(tree, leaves)
 
 
 @functools.cache  # so that every stage calls the same compiled program
 def layout_maker(model: Decoder, plan: SamplerPlan, mesh: Mesh) -> Any:
     """Return the program that changes weights to the sampler's dtype and layout, sharded over `mesh`."""
-    shardings = jax.tree.map(
-        lambda weight: NamedSharding(mesh, spec(*weight.axes)), decode_weights(model, fuse=plan.fuse)
-    )
+    shardings = sampler_shardings(model, plan.fuse, mesh)
     change = functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse)
     return jax.jit(change, out_shardings=shardings)
 

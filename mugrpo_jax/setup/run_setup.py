@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
+from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
 from mugrpo_jax.training import StepOptions
@@ -24,7 +26,7 @@ class RunSetup:
     """The parts of a run that stay fixed while the weights change.
 
     `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
-    first sampler compiles.
+    first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
     """
 
     config: RunConfig
@@ -32,6 +34,7 @@ class RunSetup:
     tokenizer: Tokenizer
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    sampler_file: Path | None = None
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -52,7 +55,9 @@ class RunSetup:
     @functools.cached_property
     def sampler_plan(self) -> SamplerPlan:
         """The sampler's sizes on this host; computed once, because programs are compiled for these sizes."""
-        return sampler_plan(self.config, self.model.config, self.mesh)
+        if self.sampler_file is None:
+            return sampler_plan(self.config, self.model.config, self.mesh)
+        return recorded_sampler_plan(self.config, self.model.config, self.mesh, self.sampler_file)
 
     def sampler(self, params: Any) -> Sampler:
         """Return a sampler with these weights; the caller must close it before the updates start."""

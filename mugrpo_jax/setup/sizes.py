@@ -1,6 +1,6 @@
 """Compute the sizes and options of the update step and of the sampler from the config."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -48,18 +48,18 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
 
 
 def sampler_plan(
-    config: RunConfig, model: ModelConfig, mesh: Mesh, *, memory: int | None = None
+    config: RunConfig, model: ModelConfig, mesh: Mesh, *, slots: int | None = None, **options: Any
 ) -> SamplerPlan:
-    """Plan this host's sampler; `memory` is the free bytes of one device, None asks the device."""
+    """Plan this host's sampler; `slots` None takes those of the config, `options` are of `plan_sampler`."""
     sampling = config.sampling
     return plan_sampler(
         model,
         max_prompt=sampling.max_prompt_tokens,
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
-        slots=sampling.slots,
+        slots=sampling.slots if slots is None else slots,
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
         dtype=jnp.dtype(config.model.sampling_dtype),
-        memory=memory,
+        **options,
     )
 
 

@@ -9,6 +9,7 @@ from mugrpo_jax.training.state import TrainState as TrainState
 from mugrpo_jax.training.state import abstract_state as abstract_state
 from mugrpo_jax.training.state import anchor_maker as anchor_maker
 from mugrpo_jax.training.state import make_state as make_state
+from mugrpo_jax.training.state import proximal_maker as proximal_maker
 from mugrpo_jax.training.state import renew_proximal as renew_proximal
 from mugrpo_jax.training.state import start_stage as start_stage
 from mugrpo_jax.training.state import state_maker as state_maker

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from mugrpo_jax.distributed.jax_internals import in_cluster
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.distributed.jax_internals import in_cluster
-from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.setup.trained_model import export, trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
 CONFIG = """
@@ -181,6 +181,30 @@ def test_each_process_reads_only_the_rows_of_its_own_devices(two_shown):
     read = [int(re.search(r"rows read: (\d+)", text)[1]) for text in two_shown]
     assert sum(read) == 2 * 4 * 2 * 4  # every response of the run once
     assert max(read) < 0.6 * sum(read)
+
+
+def test_two_processes_export_one_folder(two, place):
+    """Each process holds half of the weights; together they write what one process would write."""
+    running = []
+    settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    settings |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    for _, flags in by_flags(2):
+        command = [sys.executable, "-m", "mugrpo_jax", "export", str(two), str(place / "out"), *flags]
+        running.append(
+            subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True)
+        )
+    try:
+        shown = [process.communicate(timeout=240)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0]
+    assert [f"{place / 'out'}: written" in text for text in shown] == [True, False]
+    export(two, place / "one")
+    names = sorted(path.name for path in (place / "one").iterdir())
+    assert names == sorted(path.name for path in (place / "out").iterdir())
+    for name in names:
+        assert (place / "out" / name).read_bytes() == (place / "one" / name).read_bytes()
 
 
 def test_four_processes_on_another_mesh_are_one(alone, place):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -266,8 +267,10 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
         "optimizer",
         "prefill 16 × 16",
         "decode 16 slots, 32 entries",
+        *("load random weights", "state", "restore", "stage start", "prepare update"),
+        *("cast for sampling", "send for sampling", "export of the largest tensor"),
     ]
-    update, optimizer, prefill, decode = plan.programs
+    update, optimizer, prefill, decode, *others = plan.programs
     weights = plan.run.memory.weights
     state = plan.run.memory.state
     assert 0 <= update.resident - state <= 64 and update.arguments >= 2 * weights and update.temporaries > 0
@@ -280,6 +283,26 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
     matrices = plan.run.model.num_params * 6 * 512 / 8
     assert 0.8 * matrices < update.cost.flops < 1.8 * matrices
     assert plan.estimate() is None  # a CPU has no published peak
+    load, born, restored, stage, _, _, sent, export = others
+    table = 1000  # more than the bytes of a program's tables of outputs
+    assert 0 <= load.outputs - weights < table and restored.outputs == update.resident
+    # The weights are donated to the state, and the old anchor to the new one.
+    assert 0 <= born.peak - state < table and 0 <= stage.peak - state < table
+    assert sent.peak > state + plan.run.sampler.weight_bytes and export.peak < update.resident
+
+
+def test_all_programs_of_a_run_keep_the_model_split(plan):
+    """The mesh has 8 devices and the sampler a whole copy for each, which the plan says."""
+    assert "every device holds whole: while sampling" in str(plan)
+    kinds = {program.kind for program in plan.programs}
+    assert kinds >= {"update", "optimizer", "prefill", "decode", "load", "state", "restore", "stage", "send"}
+    model, few = plan.run.model, {"send": 1, "export": 1, "cast": 4}
+    vectors = model.num_layers * max(model.hidden_size, model.num_heads * model.head_dim)
+    for program in plan.programs:
+        for name, shape, shard in program.shards:
+            if math.prod(shape) > vectors:
+                split = math.prod(shape) // math.prod(shard)
+                assert split >= few.get(program.kind, 8), (program.name, name, shape, shard)
 
 
 def test_statistics_of_the_update_are_programs_of_the_plan_and_take_time(plan, config):

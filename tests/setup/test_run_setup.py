@@ -1,6 +1,7 @@
 """From a config to the objects of a run: problems as tokens, devices of the sampler, a run's checkpoints."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.sampling.programs import sampling_params
+from mugrpo_jax.setup import sizes
 from mugrpo_jax.setup.devices import copy_on_host, sampling_mesh
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run
@@ -66,6 +68,33 @@ def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup):
         np.testing.assert_array_equal(found, original)
     q = copy["layers"][0]["q"]
     assert {shard.data.shape for shard in q.addressable_shards} == {(16, 8)}
+
+
+def test_planned_slots_are_kept_although_the_free_memory_changes(setup, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "sampler.json"
+
+    def planned(memory, *changes):
+        monkeypatch.setattr("mugrpo_jax.sampling.sampler_plan.free_memory", lambda device: memory)
+        config = configs.changed(setup.config, changes)
+        return dataclasses.replace(setup, config=config, sampler_file=file).sampler_plan.slots
+
+    plan = sizes.sampler_plan(setup.config, setup.model.config, setup.mesh, slots=32)
+    needed = plan.weight_bytes + plan.cache_bytes + plan.work_bytes
+    assert planned(int(1.2 * needed)) == 32 == json.loads(file.read_text())["slots"]
+    assert planned(10**9) == planned(needed) == 32  # much more memory, and hardly enough
+    assert capsys.readouterr().out == ""
+    assert planned(needed - 1) == 16  # does not fit any more
+    said = capsys.readouterr().out
+    assert f"{file}: 32 slots are not kept, now 16: " in said and "does not fit" in said
+    assert planned(10**9) == 16
+    assert planned(10**9, "mesh.sampling_tensor=2") == 64  # other devices: planned again, and recorded
+    assert "the sampler was planned for kind cpu, per host 8, mesh.sampling_tensor 1, here" in (
+        capsys.readouterr().out
+    )
+    file.write_text("{")
+    with pytest.raises(ConfigError, match=r"sampler.json: not the record of a sampler; remove it"):
+        planned(10**9)
+    assert planned(10**9, "sampling.slots=16") == 16  # a number in the config needs no record
 
 
 def test_a_folder_without_a_run_or_a_checkpoint_is_named(tmp_path):

@@ -55,7 +55,9 @@ def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statist
     mesh = models.make_mesh(**axes, devices=jax.devices()[: np.prod(shape)])
     model = Bigram()
     optimizer = training.make_optimizer(SETTINGS, 10, model)
-    state = training.make_state(jax.tree.map(lambda leaf: leaf.copy(), weights()), optimizer, mesh, model, track_drift=False)
+    state = training.make_state(
+        jax.tree.map(lambda leaf: leaf.copy(), weights()), optimizer, mesh, model, track_drift=False
+    )
     step = training.UpdateStep(
         *(model, objective, optimizer, mesh, training.StepOptions()),
         state=state,

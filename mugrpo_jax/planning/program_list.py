@@ -1,0 +1,40 @@
+"""List all programs of a run that decide about its memory."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.models import make_mesh
+from mugrpo_jax.planning.model_programs import model_programs
+from mugrpo_jax.planning.programs import Program, UpdatePrograms, sampler_programs
+from mugrpo_jax.planning.run_plan import RunPlan
+from mugrpo_jax.rollouts import abstract_update
+
+
+def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program]:
+    """Return the programs to compile for a run. If `host` is given, the sampler uses these devices.
+
+    A new program that makes or moves arrays of the model's size belongs in this list: a test compiles the
+    list and fails if a device gets more than its shard.
+    """
+    updates = UpdatePrograms(run.config, run.model, run.mesh)
+    programs = list(updates.programs())
+    sampler = run.sampler
+    if sampler is not None:
+        if sampler.mesh is None or host is not None:  # without a mesh, jax would take this machine's device
+            devices = host or [run.mesh.devices.flat[0]]
+            mesh = make_mesh(data=-1, tensor=run.config.mesh.sampling_tensor, devices=devices)
+            sampler = dataclasses.replace(sampler, mesh=mesh)
+        programs += sampler_programs(sampler, run.config, updates.state_bytes)
+    return [*programs, *model_programs(updates, sampler)]
+
+
+def check_loss(run: RunPlan) -> None:
+    """Trace the loss of a run; raise an error if it cannot be computed with the settings of the config."""
+    programs = UpdatePrograms(run.config, run.model, run.mesh)
+    try:
+        update = abstract_update(run.buckets, reference=run.config.uses_reference)
+        programs.step.metric_names(programs.state, update)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective: {error}") from None

@@ -1,0 +1,74 @@
+"""Record the number of slots that was planned from the free memory, so that a resumed run keeps it.
+
+The number of slots decides the shapes of the sampler's batches. In bfloat16, other shapes give slightly
+different log-probs, and so other responses. The free memory changes from start to start, so that the same
+command could plan another number of slots.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from mugrpo_jax import distributed
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import write_atomically
+from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.runs import progress
+from mugrpo_jax.sampling import SamplerPlan
+from mugrpo_jax.setup.sizes import sampler_plan
+
+
+def recorded_sampler_plan(config: RunConfig, model: ModelConfig, mesh: Mesh, file: Path) -> SamplerPlan:
+    """Plan this host's sampler with the slots in `file`, or else with as many as fit, and write `file`.
+
+    All hosts call this together and get the same number of slots. If the devices of a host have changed, or
+    the recorded slots do not fit any more, the sampler is planned again.
+    """
+    if config.sampling.slots is not None:
+        return sampler_plan(config, model, mesh)
+    here = _devices(config, mesh)
+    found = distributed.gather("sampler record", _read(file) if jax.process_index() == 0 else None)[0]
+    plan, reason = None, None
+    if found is not None and found["devices"] != here:
+        reason = f"the sampler was planned for {_text(found['devices'])}, here are {_text(here)}"
+    elif found is not None:
+        try:
+            plan = sampler_plan(config, model, mesh, slots=found["slots"], usable=1.0)
+        except ValueError as error:
+            reason = str(error)
+    reasons = [text for text in distributed.gather("sampler kept", reason) if text is not None]
+    if found is not None and not reasons and plan is not None:
+        return plan
+    plan = sampler_plan(config, model, mesh)
+    slots = min(distributed.gather("sampler slots", plan.slots))
+    if reasons:
+        progress.say(f"{file}: {found['slots']} slots are not kept, now {slots}: {reasons[0]}")
+    if jax.process_index() == 0:
+        write_atomically(file, json.dumps({"slots": slots, "devices": here}, indent=1) + "\n")
+    return plan if plan.slots == slots else sampler_plan(config, model, mesh, slots=slots)
+
+
+def _devices(config: RunConfig, mesh: Mesh) -> dict[str, Any]:
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return {
+        "kind": local[0].device_kind,
+        "per host": len(local),
+        "mesh.sampling_tensor": config.mesh.sampling_tensor,
+    }
+
+
+def _text(devices: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in devices.items())
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text())
+        return {"slots": int(found["slots"]), "devices": dict(found["devices"])}
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{file}: not the record of a sampler; remove it to plan the slots again") from None
