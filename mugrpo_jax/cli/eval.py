@@ -46,7 +46,7 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument("--samples", type=int, default=1, help="responses per problem (default: 1)")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=shared.local_path,
         required=True,
         metavar="FILE",
         help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "

@@ -1,7 +1,6 @@
 """`mugrpo generate`: sample responses to the prompts in a file."""
 
 import argparse
-from pathlib import Path
 
 from mugrpo_jax.cli import arguments as shared
 
@@ -22,8 +21,12 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument(
         "--model", required=True, help="a Hugging Face folder, a .gguf file, or a name such as smollm2-135m"
     )
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="prompts (JSON lines)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write (JSON lines)")
+    parser.add_argument(
+        "--prompts", type=shared.local_path, required=True, metavar="FILE", help="prompts (JSON lines)"
+    )
+    parser.add_argument(
+        "--out", type=shared.local_path, required=True, metavar="FILE", help="where to write (JSON lines)"
+    )
     parser.add_argument("--samples", type=int, default=1, help="responses per prompt (default: 1)")
     shared.add_sampling(parser)
     parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens (default: all)")
