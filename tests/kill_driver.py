@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 
+from mugrpo_jax import files
 from mugrpo_jax.cli.main import program
 from mugrpo_jax.rollouts import rollout_folder as store
 from mugrpo_jax.rollouts import row_reader
@@ -44,6 +45,8 @@ POINTS = {
     "before the manifest": (store.RolloutFolder, "commit", False),
     "before an update": (UpdateStep, "gradient", False),
     "after an update": (UpdateStep, "gradient", True),
+    "before an upload": (files, "_upload", False),  # to a bucket
+    "after an upload": (files, "_upload", True),
     "journal": (Journal, "write", True),
     "while saving": (CheckpointStore, "save", True),  # the write goes on in the background
 }

@@ -1,9 +1,13 @@
 """Files after a kill: whole content or the old one, and JSON lines without the part that was cut off."""
 
+import fcntl
+import importlib.util
 import os
+import tempfile
 import time
 
 import pytest
+from fake_gcs import FakeGcs
 
 from mugrpo_jax import files
 
@@ -91,3 +95,70 @@ def test_the_wait_for_a_file_ends(tmp_path):
     assert 0.2 <= time.monotonic() - started < 2
     with pytest.raises(FileNotFoundError):  # without patience there is one attempt
         files.wait_for((tmp_path / "never").read_bytes, tmp_path / "never", 0.0)
+
+
+# -- buckets
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with FakeGcs() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def test_lines_in_a_bucket_are_uploaded_when_asked_and_after_a_while(bucket, monkeypatch):
+    path = files.to_path("gs://bucket/run/metrics.jsonl")
+    file = files.LineFile(path)
+    file.append("1\n")
+    assert not path.exists()  # an upload for every line would be slow
+    file.sync()
+    assert path.read_bytes() == b"1\n"
+    monkeypatch.setattr(files, "UPLOAD_S", 0.0)
+    again = files.LineFile(path)  # as after a restart
+    again.append("2\n")
+    assert list(files.read_json_lines(path)) == [(1, 1), (2, 2)]
+    again.replace("3\n")
+    again.append("4\n")
+    assert path.read_bytes() == b"3\n4\n"
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")  # aiohttp says it of gcsfs
+def test_a_file_in_a_bucket_appears_only_when_it_is_complete(bucket):
+    path = files.to_path("gs://bucket/run/shard.arrayrecord")
+    temporary = files.temporary_for(path)
+    temporary.write_bytes(b"whole" * 2_000_000)  # larger than one part of an upload
+    assert not path.exists()
+    files.publish(temporary, path)
+    assert not temporary.exists() and files.size(path) == 10_000_000
+    copy = files.local_copy(path, files.scratch_folder())
+    assert copy.read_bytes() == b"whole" * 2_000_000
+    copy.unlink()
+    assert bucket.objects.keys() == {"run/shard.arrayrecord"}
+
+
+def test_the_files_of_killed_processes_are_removed_and_those_of_living_ones_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, alive, young = (tmp_path / f"mugrpo-scratch-{name}" for name in ("dead", "alive", "young"))
+    for folder in (dead, alive, young):
+        folder.mkdir()
+    for folder in (dead, alive):
+        os.utime(folder, (0, 0))
+    descriptor = os.open(alive, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    mine = files.scratch_folder.__wrapped__()
+    os.close(descriptor)
+    assert set(tmp_path.iterdir()) == {alive, young, mine}
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/run", "gs://", "http://host/run"])
+def test_other_urls_are_refused_in_one_line(name):
+    with pytest.raises(ValueError, match="not supported; use a local folder or gs://BUCKET/FOLDER"):
+        files.to_path(name)
+
+
+def test_a_missing_package_for_buckets_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"gcsfs is not installed; pip install 'mugrpo-jax\[gcs\]'"):
+        files.to_path("gs://bucket/run")

@@ -91,6 +91,13 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def local_path(text: str) -> Path:
+    """Convert an argument to the path of a local file or folder."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text}: must be on a local disk; only a run can be in a bucket")
+    return Path(text)
+
+
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """Add `--out`, the folder of the run to start or resume."""
     parser.add_argument(

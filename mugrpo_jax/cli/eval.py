@@ -50,7 +50,7 @@ def add(commands: shared.Commands) -> None:
     )
     parser.add_argument(
         "--out",
-        type=shared.path,
+        type=shared.local_path,
         required=True,
         metavar="FILE",
         help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "

@@ -17,7 +17,7 @@ def add(commands: shared.Commands) -> None:
         example="mugrpo export runs/first models/first --best --dtype bfloat16",
     )
     shared.add_source_run(parser)
-    parser.add_argument("out", type=shared.path, help="the folder to write")
+    parser.add_argument("out", type=shared.local_path, help="the folder to write")
     shared.add_checkpoint(parser)
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32, as trained)")
     shared.add_hosts(parser)

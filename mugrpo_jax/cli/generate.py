@@ -22,10 +22,10 @@ def add(commands: shared.Commands) -> None:
         "--model", required=True, help="a Hugging Face folder, a .gguf file, or a name such as smollm2-135m"
     )
     parser.add_argument(
-        "--prompts", type=shared.path, required=True, metavar="FILE", help="prompts (JSON lines)"
+        "--prompts", type=shared.local_path, required=True, metavar="FILE", help="prompts (JSON lines)"
     )
     parser.add_argument(
-        "--out", type=shared.path, required=True, metavar="FILE", help="where to write (JSON lines)"
+        "--out", type=shared.local_path, required=True, metavar="FILE", help="where to write (JSON lines)"
     )
     parser.add_argument(
         "--samples", type=shared.at_least(1), default=1, help="responses per prompt (default: 1)"

@@ -28,7 +28,10 @@ def add(commands: shared.Commands) -> None:
         "(default: RUN/report.html, for several runs ./report.html)",
     )
     parser.add_argument(
-        "--figures", type=shared.path, metavar="FOLDER", help="also write every figure there, as SVG and PNG"
+        "--figures",
+        type=shared.local_path,
+        metavar="FOLDER",
+        help="also write every figure there, as SVG and PNG",
     )
 
 

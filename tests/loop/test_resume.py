@@ -11,8 +11,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import yaml
+from fake_gcs import FakeGcs
 
-from mugrpo_jax import rollouts
+from mugrpo_jax import files, rollouts
+from mugrpo_jax.cli.main import main
 
 CONFIG = """
 model:
@@ -49,6 +51,7 @@ def run(
     *more: str,
     config: str = "config",
     largest_file: int | None = None,
+    out: Path | None = None,
 ) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
@@ -60,7 +63,8 @@ def run(
     if largest_file is not None:
         environment["LARGEST_FILE"] = str(largest_file)
     driver = Path(__file__).parents[1] / "kill_driver.py"
-    arguments = [point, str(count), *more, "--", str(folder.parent / f"{config}.yaml"), "--out", str(folder)]
+    settings = [str(folder.parent / f"{config}.yaml"), "--out", str(out or folder)]
+    arguments = [point, str(count), *more, "--", *settings]
     command = [sys.executable, str(driver), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -90,7 +94,7 @@ def outcome(folder: Path):
     """Everything that must be the same: parameters, metrics without seconds, rollouts."""
     step = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
     options = ocp.CheckpointManagerOptions(step_format_fixed_length=6)
-    with ocp.CheckpointManager((folder / "checkpoints").absolute(), options=options) as manager:
+    with ocp.CheckpointManager(files.absolute(folder / "checkpoints"), options=options) as manager:
         state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
     journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for record in journal:
@@ -195,3 +199,25 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(place, sparse):
     assert not shard.exists()
     assert run(folder, config="sparse").returncode == 0
     assert_same(folder, sparse)
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")  # aiohttp says it of gcsfs
+def test_a_run_in_a_bucket_is_killed_and_ends_like_a_local_run(base, monkeypatch, capsys):
+    with FakeGcs() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        out = files.to_path("gs://bucket/run")
+        killed = run(base / "local", "while saving", 4, out=out)  # its files are on their way to the bucket
+        assert killed.returncode == -9, killed.stderr
+        done = run(base / "local", out=out)
+        assert done.returncode == 0, done.stderr
+        assert "continuing at stage" in done.stdout
+        assert_same(out, base / "whole")
+        assert {"run/report.html", "run/environment.json", "run/samples/stage-001.json"} <= set(
+            server.objects
+        )
+        assert main(["report", str(out)]) == 0
+        assert main(["rollouts", str(out), "--stage", "1"]) == 0
+        assert "gs://bucket/run: mu_grpo, 12 updates" in (said := capsys.readouterr().out)
+        assert "stage 1: 48 responses" in said
+    assert not (base / "local").exists()
