@@ -12,9 +12,17 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.runs.journal import read_journal
+from mugrpo_jax.runs.journal import journal_losses, read_journal
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.runs.text_table import text_table
+from mugrpo_jax.training import newest_cursor
+
+# A record without these keys is damaged and not shown.
+_NEEDED = {
+    "evaluation": {"accuracy", "standard_error", "problems"},
+    "stage": {"stage", "reward"},
+    "update": {"stage", "reward"},
+}
 
 PHASES = ("warm start", "generation", "scoring", "update", "evaluation", "compiling", "switching")
 
@@ -48,7 +56,7 @@ class History:
 
     `record["seconds"]["clock"]` is the running time of the run when the record was written, without pauses
     between a stop and a restart. `phases[stage][phase]` is the seconds that a stage spent in one of `PHASES`.
-    Stage -1 is the time before the first stage.
+    Stage -1 is the time before the first stage. `losses` are texts about missing or changed records.
     """
 
     name: str
@@ -60,6 +68,7 @@ class History:
     evaluations: tuple[dict[str, Any], ...]
     generations: tuple[dict[str, Any], ...]
     updates: tuple[dict[str, Any], ...]
+    losses: tuple[str, ...] = ()
 
     @property
     def boundaries(self) -> list[int]:
@@ -131,8 +140,8 @@ class History:
             reward=_mean([r["reward"] for r in updates]) if generated is None else generated["reward"],
             vetoed=_mean([record.get("vetoed/tokens", math.nan) for record in updates]),
             ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
-            generate_seconds=0.0 if generated is None else generated["seconds"]["generate"],
-            update_seconds=sum(record["seconds"]["update"] for record in updates),
+            generate_seconds=0.0 if generated is None else generated["seconds"].get("generate", 0.0),
+            update_seconds=sum(record["seconds"].get("update", 0.0) for record in updates),
             accuracy=accuracy[-1] if accuracy else math.nan,
         )
 
@@ -142,7 +151,7 @@ def read_run(folder: str | Path) -> History:
     folder = Path(folder)
     config = read_config(folder)
     path = folder / "metrics.jsonl"
-    records = list(read_journal(path))
+    records = [record for record in read_journal(path) if _NEEDED.get(record["kind"], set()) <= record.keys()]
     if not records:
         raise ConfigError(f"{path}: nothing recorded yet")
     _set_clocks(records)
@@ -160,7 +169,17 @@ def read_run(folder: str | Path) -> History:
         evaluations=kind("evaluation"),
         generations=kind("stage"),
         updates=kind("update"),
+        losses=_losses(folder, path),
     )
+
+
+def _losses(folder: Path, path: Path) -> tuple[str, ...]:
+    """Return texts about missing or changed records; the newest checkpoint knows what was recorded."""
+    cursor = newest_cursor(folder / "checkpoints")
+    if cursor is None or cursor.journal is None:
+        return ()
+    kept = [record for record in read_journal(path) if record["updates"] <= cursor.updates]
+    return tuple(journal_losses(path, kept, cursor.updates, cursor.journal))
 
 
 def names(runs: Sequence[History]) -> list[str]:
@@ -219,6 +238,7 @@ def _environment(path: Path) -> dict[str, Any]:
 def summary(run: History) -> str:
     """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
+    lines += run.losses
     header = ["stage", "updates", "reward", "vetoed", "ESS", "generate s", "update s", "accuracy"]
     rows = [
         [
