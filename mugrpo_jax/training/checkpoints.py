@@ -194,8 +194,8 @@ class CheckpointStore:
 
     def _before_commit(self) -> None:
         """Complete the files of a checkpoint. Orbax calls this before it renames the temporary folder."""
-        step = self._saving
-        for folder in self.folder.glob(f"{step:06d}*"):
+        step, name = self._saving, self.path(self._saving).name
+        for folder in (path for path in self.folder.iterdir() if path.name.partition(".")[0] == name):
             if step in self._extra:
                 (folder / _EXTRA).touch()
             if (accuracy := self._accuracy[step]) is not None:
