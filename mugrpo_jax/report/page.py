@@ -147,6 +147,8 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "µ × stages": f"{run.config.batch.updates_per_stage} × {run.config.batch.stages}",
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }
+    if run.losses:
+        facts["lost records"] = "; ".join(run.losses)
     return {"name": name, "color": color, "facts": facts, "stages": _stage_rows(run)}
 
 

@@ -13,8 +13,16 @@ import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import absolute, to_path
-from mugrpo_jax.runs.journal import read_journal
+from mugrpo_jax.runs.journal import journal_losses, read_journal
 from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.training import newest_cursor
+
+# A record without these keys is damaged and not shown.
+_NEEDED = {
+    "evaluation": {"accuracy", "standard_error", "problems"},
+    "stage": {"stage", "reward"},
+    "update": {"stage", "reward"},
+}
 
 PHASES = (
     "warm start",
@@ -59,7 +67,7 @@ class History:
 
     `record["seconds"]["clock"]` is the running time of the run when the record was written, without pauses
     between a stop and a restart. `phases[stage][phase]` is the seconds that a stage spent in one of `PHASES`.
-    Stage -1 is the time before the first stage.
+    Stage -1 is the time before the first stage. `losses` are texts about missing or changed records.
     """
 
     name: str
@@ -71,6 +79,7 @@ class History:
     evaluations: tuple[dict[str, Any], ...]
     generations: tuple[dict[str, Any], ...]
     updates: tuple[dict[str, Any], ...]
+    losses: tuple[str, ...] = ()
 
     @property
     def has_veto(self) -> bool:
@@ -150,8 +159,8 @@ class History:
             if self.has_veto
             else math.nan,
             ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
-            generate_seconds=0.0 if generated is None else generated["seconds"]["generate"],
-            update_seconds=sum(record["seconds"]["update"] for record in updates),
+            generate_seconds=0.0 if generated is None else generated["seconds"].get("generate", 0.0),
+            update_seconds=sum(record["seconds"].get("update", 0.0) for record in updates),
             accuracy=accuracy[-1] if accuracy else math.nan,
         )
 
@@ -161,7 +170,7 @@ def read_run(folder: str | Path) -> History:
     folder = to_path(folder)
     config = read_config(folder)
     path = folder / "metrics.jsonl"
-    records = list(read_journal(path))
+    records = [record for record in read_journal(path) if _NEEDED.get(record["kind"], set()) <= record.keys()]
     if not records:
         raise ConfigError(f"{path}: nothing recorded yet")
     _set_clocks(records)
@@ -179,7 +188,17 @@ def read_run(folder: str | Path) -> History:
         evaluations=kind("evaluation"),
         generations=kind("stage"),
         updates=kind("update"),
+        losses=_losses(folder, path),
     )
+
+
+def _losses(folder: Path, path: Path) -> tuple[str, ...]:
+    """Return texts about missing or changed records; the newest checkpoint knows what was recorded."""
+    cursor = newest_cursor(folder / "checkpoints")
+    if cursor is None or cursor.journal is None:
+        return ()
+    kept = [record for record in read_journal(path) if record["updates"] <= cursor.updates]
+    return tuple(journal_losses(path, kept, cursor.updates, cursor.journal))
 
 
 def names(runs: Sequence[History]) -> list[str]:

@@ -9,7 +9,7 @@ from mugrpo_jax.runs.text_table import text_table
 def summary(run: History) -> str:
     """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
-    return "\n".join([*lines, text_table(stage_table(run), align="right")])
+    return "\n".join([*lines, *run.losses, text_table(stage_table(run), align="right")])
 
 
 def stage_table(run: History) -> list[list[str]]:

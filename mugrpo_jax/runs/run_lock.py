@@ -20,6 +20,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.runs import progress
 
 _BEAT_S = 10.0  # seconds between two signs of life
+_GUARD_S = 5.0  # a takeover takes milliseconds, unless the process is killed in it
 _DEAD_S = 60.0  # seconds without a sign of life after which an owner on another machine is dead
 
 
@@ -68,8 +69,9 @@ class RunLock:
                     f"{self.path.parent}: {_name(content)} is training here ({self.path.name}); wait until "
                     "it ends, or use another --out"
                 )
-            if _take(self.path, content, self._owner["token"]):
-                progress.say(f"{self.path.parent}: {_name(content)} is gone, its lock is removed")
+            if _take(self.path, content, self._text(0)):
+                progress.say(f"{self.path.parent}: {_name(content)} is gone, this process takes its lock")
+                return
 
     def _text(self, beats: int) -> bytes:
         return json.dumps(self._owner | {"beats": f"{beats:012d}"}).encode()  # always the same length
@@ -180,19 +182,30 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _take(path: Path, content: bytes, token: str) -> bool:
-    """Remove the lock file of a dead owner; return False if it has changed.
+def _take(path: Path, content: bytes, new: bytes) -> bool:
+    """Replace the lock of a dead owner by ours; return False if another process was faster.
 
-    Renaming makes sure that only one of several processes removes it.
+    A second file makes sure that one process at a time does this. The lock itself is never missing meanwhile.
     """
-    mine = path.with_name(f"{path.name}.{token}")
-    try:
-        os.rename(path, mine)
-    except FileNotFoundError:
+    guard = path.with_name(path.name + ".takeover")
+    if not _create(guard, new):
+        _wait_for_guard(guard)
         return False
-    taken = _read(mine) == content
-    if not taken:  # it was the new lock of a process that was faster: give it back
-        with contextlib.suppress(FileExistsError):
-            os.link(mine, path)
-    mine.unlink()
-    return taken
+    try:
+        if _read(path) != content:
+            return False
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(new)
+        os.replace(temporary, path)
+        return True
+    finally:
+        guard.unlink(missing_ok=True)
+
+
+def _wait_for_guard(guard: Path) -> None:
+    """Wait until the process that takes over is done; remove the file of one that was killed meanwhile."""
+    first, end = _read(guard), time.monotonic() + _GUARD_S
+    while first is not None and _read(guard) == first:
+        if time.monotonic() > end:
+            guard.unlink(missing_ok=True)
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -193,13 +194,24 @@ class CheckpointStore:
 
     def _before_commit(self) -> None:
         """Complete the files of a checkpoint. Orbax calls this before it renames the temporary folder."""
-        step = self._saving
-        for folder in self.folder.glob(f"{step:06d}*"):
+        step, name = self._saving, self.path(self._saving).name
+        for folder in (path for path in self.folder.iterdir() if path.name.partition(".")[0] == name):
             if step in self._extra:
                 (folder / _EXTRA).touch()
             if (accuracy := self._accuracy[step]) is not None:
                 _write_accuracy(folder / ACCURACY, accuracy)
             write_checksums(folder)
+
+
+def newest_cursor(folder: Path) -> Cursor | None:
+    """Read the cursor of the newest checkpoint without Orbax; None if there is none that can be read."""
+    newest = max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
+    if newest is None:
+        return None
+    try:
+        return Cursor(**json.loads((newest / "cursor" / "metadata").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _write_accuracy(path: Path, accuracy: float) -> None:

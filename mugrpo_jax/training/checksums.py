@@ -31,10 +31,10 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     path = folder / CHECKSUMS
     if not path.exists():
         return f"{path}: missing, so the checkpoint is damaged or was not finished"
-    lines = [line.partition("  ") for line in path.read_bytes().decode("latin-1").splitlines()]
-    expected = {name: checksum for checksum, _, name in lines}
+    *lines, rest = path.read_bytes().decode("latin-1").split("\n")
+    expected = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
     found = set(_names(folder))
-    for name in sorted(found - set(expected)):
+    for name in [rest] if rest else sorted(found - set(expected)):
         return f"{path}: damaged, it does not list {name}"
     for name in sorted(set(expected) - found):
         return f"{folder / name}: missing, though {CHECKSUMS} lists it"

@@ -2,6 +2,8 @@ import itertools
 import json
 import math
 import random
+import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -163,6 +165,18 @@ def test_an_evaluation_that_is_stopped_gives_no_rows():
     with InlineScorer("arithmetic") as scorer:
         rows = score_problems(PROBLEMS, generate, scorer, samples=2, stopped=lambda: scorer.counts["ok"] == 5)
     assert rows is None and scorer.counts["ok"] == 5
+
+
+def test_a_stop_request_ends_the_wait_for_scores():
+    class Slow(InlineScorer):
+        def submit(self, text, problem):
+            return Future()  # a reward that takes very long
+
+    asked = time.monotonic() + 0.3
+    with Slow("arithmetic") as scorer:
+        stopped = lambda: time.monotonic() > asked  # noqa: E731
+        assert score_problems(PROBLEMS, generate, scorer, samples=2, stopped=stopped) is None
+    assert time.monotonic() < asked + 2
 
 
 class Killed(Exception):

@@ -29,7 +29,7 @@ batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, st
         tokens_per_micro_batch: 128, length_multiple: 16}
 optimizer: {learning_rate: 1.0e-3}
 warm_start: {updates: 4, rows_per_update: 8}
-evaluation: {problems: 6}
+evaluation: {problems: 6, every: 3}
 checkpoints: {every: 2, keep_last: 3}
 """
 
@@ -52,6 +52,7 @@ def run(
     config: str = "config",
     largest_file: int | None = None,
     out: Path | None = None,
+    flags: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
@@ -65,7 +66,7 @@ def run(
     driver = Path(__file__).parents[1] / "kill_driver.py"
     settings = [str(folder.parent / f"{config}.yaml"), "--out", str(out or folder)]
     arguments = [point, str(count), *more, "--", *settings]
-    command = [sys.executable, str(driver), *arguments]
+    command = [sys.executable, str(driver), *arguments, *flags]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -140,6 +141,28 @@ def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     done = run(folder)
     assert done.returncode == 0, done.stderr
     assert_same(folder, base / "whole")
+    assert kept(folder) == kept(base / "whole")  # not the one that was saved because of the signal
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_an_interrupted_evaluation_is_made_up_for_and_a_damaged_checkpoint_replaced(base):
+    folder = base / "interrupted"
+    stopped = run(folder, "scoring", 6 + 48 + 2, "term")  # the evaluation inside stage 0, after 3 updates
+    assert stopped.returncode == 0, stopped.stderr
+    assert "000003" in kept(folder) and "after 3 updates" not in stopped.stdout
+    newest = folder / "checkpoints" / "000003" / "cursor" / "metadata"
+    newest.write_text(newest.read_text().replace('"updates": 3', '"updates": 2'))
+    journal = folder / "metrics.jsonl"
+    journal.write_text(journal.read_text())
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert f"{newest}: damaged, its checksum differs from checksums.txt; the checkpoint before" in done.stdout
+    assert "held-out accuracy after 3 updates" in done.stdout
+    assert_same(folder, base / "whole")
+    assert kept(folder) == kept(base / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -171,15 +194,17 @@ def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(place, sparse):
 def test_a_damaged_shard_is_named_and_made_again_or_refused(place, sparse):
     folder = place / "sparse-damaged"
     assert run(folder, "before the manifest", 2, config="sparse").returncode == -9
+    (complete,) = (folder / "rollouts" / "stage-000").glob("*.arrayrecord")
     (shard,) = (folder / "rollouts" / "stage-001").glob("*.arrayrecord")
-    flip(shard)
+    flip(complete)  # its stage has a manifest, and no update of it is in the checkpoint
+    shard.with_suffix(".json").write_text("{}")
     assert run(folder, "before an update", 7, config="sparse").returncode == -9  # regenerated, and gone on
     under_way = folder / "rollouts" / "stage-002" / shard.name  # the checkpoint is that of update 5
     under_way.write_bytes(under_way.read_bytes()[:-100])
     message = error(run(folder, config="sparse"))
-    assert f"{under_way}: its checksum differs from manifest.json" in message
-    under_way.write_bytes((sparse / "rollouts" / "stage-002" / shard.name).read_bytes())
-    assert run(folder, config="sparse").returncode == 0
+    assert f"{under_way}: its checksum differs, the file is damaged; restore" in message
+    assert "add --back-to 0 to the same command" in message
+    assert run(folder, config="sparse", flags=("--back-to", "0")).returncode == 0
     assert_same(folder, sparse)
 
 

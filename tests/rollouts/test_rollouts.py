@@ -98,6 +98,9 @@ def test_a_damaged_shard_is_named_and_missing_again_while_the_stage_is_generated
     path.write_bytes(data)
     assert stage.missing_shards() == [1]
     assert "shard-00001.arrayrecord: its checksum differs" in capsys.readouterr().out
+    for text in ("{}", "[1]", '{"sha', ""):
+        stage.path(0).with_suffix(".json").write_text(text)
+        assert "shard-00000.arrayrecord: its summary is damaged" in stage.problems([0])[0]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
@@ -109,7 +112,10 @@ def test_a_damaged_shard_of_a_complete_stage_is_refused_by_name(stage, damage):
     else:
         data[100] ^= 1
         path.write_bytes(data if damage == "flip" else data[:-7])
-    with pytest.raises(rollouts.RolloutError, match=r"shard-00002\.arrayrecord"):
+    with pytest.raises(rollouts.DamagedRollouts, match=r"shard-00002\.arrayrecord"):
+        rollouts.open_stage(stage.folder)
+    (stage.folder / "manifest.json").write_text('{"identity": {}}')
+    with pytest.raises(rollouts.DamagedRollouts, match=r"manifest\.json: damaged"):
         rollouts.open_stage(stage.folder)
 
 

@@ -34,6 +34,35 @@ def test_a_killed_run_finds_its_stages_and_evaluations_again(tmp_path):
     assert without_times(map(json.loads, path.read_text().splitlines())) == RECORDS[:4]
 
 
+def test_lost_and_changed_records_are_named_and_not_forgotten(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    first = Journal(path)
+    for record in RECORDS[:4]:
+        first.write(record)
+    known = first.position()  # a checkpoint after two updates
+    first.write(RECORDS[4])
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    damaged = {
+        "": "4 of the 4 records up to update 2 are missing, among them those of 2 updates from 1 to 2",
+        "".join(lines[:2]): "2 of the 4 records up to update 2 are missing, among them those of 2 updates",
+        "".join([*lines[:2], "?" + lines[2], *lines[3:]]): "among them those of 1 updates from 1 to 1",
+        whole.replace("0.75", "0.79"): "some of the 4 records up to update 2 are missing or changed",
+        "5\n{}\n" + whole: None,
+        whole: None,
+    }
+    for text, loss in damaged.items():
+        path.write_text(text)
+        second = Journal(path)
+        second.rewind(2, known)
+        said = capsys.readouterr().out
+        assert (said == "") if loss is None else (f"{path}: " in said and loss in said)
+        third = Journal(path)
+        third.rewind(2, second.position())  # the next checkpoint remembers the loss and does not repeat it
+        assert capsys.readouterr().out == "" and third.losses == second.losses
+        assert bool(second.losses) == (loss is not None)
+
+
 def test_elapsed_times_add_up_to_what_the_journal_saw(tmp_path):
     journal = Journal(tmp_path / "metrics.jsonl")
     for number in range(3):

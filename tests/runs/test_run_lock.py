@@ -1,0 +1,123 @@
+"""Only one process writes to the folder of a run; the lock of a dead process is no obstacle."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mugrpo_jax import distributed
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.runs import run_lock
+from mugrpo_jax.runs.run_lock import RunLock
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(run_lock, "_BEAT_S", 0.02)
+    monkeypatch.setattr(run_lock, "_DEAD_S", 0.4)
+    monkeypatch.setattr(run_lock, "_GUARD_S", 0.2)
+
+
+def owner(path, **changes):
+    """The lock of somebody else, written as by its owner."""
+    with RunLock(path.parent):
+        content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"token": "other"} | changes))
+
+
+def test_a_second_process_is_refused_and_the_lock_is_released(tmp_path):
+    folder = tmp_path / "new" / "run"
+    refused = pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is training here")
+    with RunLock(folder), refused:
+        RunLock(folder).__enter__()
+    assert list(folder.iterdir()) == []
+    with pytest.raises(KeyError), RunLock(folder):
+        raise KeyError
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dead_process_of_this_machine_is_recognised_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_lock, "_DEAD_S", 60.0)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    path = tmp_path / "lock.json"
+    owner(path, pid=child.pid, started=run_lock._started(child.pid))
+    with pytest.raises(ConfigError, match=rf"process {child.pid} on"):
+        RunLock(tmp_path).__enter__()
+    child.kill()
+    while run_lock._started(child.pid) is not None:  # a zombie counts as dead
+        time.sleep(0.01)
+    with RunLock(tmp_path):
+        assert f"process {child.pid} on" in capsys.readouterr().out
+    child.communicate()
+    owner(path, started="1")  # the number now belongs to another process
+    with RunLock(tmp_path):
+        pass
+
+
+def test_an_owner_on_another_machine_is_dead_once_it_gives_no_sign_of_life(tmp_path, capsys):
+    path = tmp_path / "lock.json"
+    owner(path, machine="another", host="far")
+    beats, stop = 0, threading.Event()
+
+    def beat():
+        nonlocal beats
+        while not stop.wait(0.05):
+            beats += 1
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"beats": beats}))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with pytest.raises(ConfigError, match=r"process \d+ on far is training here"):
+        RunLock(tmp_path).__enter__()
+    stop.set()
+    thread.join()
+    with RunLock(tmp_path):
+        assert "on far holds the lock; waiting up to 0.4 s for a sign of life" in capsys.readouterr().out
+    path.write_bytes(b"")  # killed between the creation of the file and its first byte
+    with RunLock(tmp_path):
+        pass
+
+
+def test_of_many_processes_that_find_a_dead_owner_one_takes_the_lock(tmp_path):
+    path = tmp_path / "lock.json"
+    for attempt in range(10):
+        owner(path, started="1")
+        if attempt == 9:  # a process was killed while it took the lock
+            (tmp_path / "lock.json.takeover").write_text("?")
+        held, refused = [], []
+
+        def enter(held=held, refused=refused):
+            lock = RunLock(tmp_path)
+            try:
+                held.append(lock.__enter__())
+            except ConfigError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=enter) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(held), len(refused)) == (1, 7)
+        held[0].release()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_whose_lock_was_taken_ends(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(distributed, "end_process", lambda status, message: ended.set())
+    lock = RunLock(tmp_path)
+    with lock:
+        first = lock.path.read_bytes()
+        while lock.path.read_bytes() == first:
+            time.sleep(0.01)
+        lock.path.unlink()
+        while not lock.path.exists():  # lost files are written again
+            time.sleep(0.01)
+        lock.path.write_text(json.dumps(json.loads(first) | {"token": "other"}))
+        assert ended.wait(5)
+    assert lock.path.exists()  # it belongs to the other process
