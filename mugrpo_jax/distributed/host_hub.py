@@ -34,6 +34,7 @@ class Hub:
         self._all_here = asyncio.Event()
         self._ended = False
         self._stopping = False
+        self._servers: list[asyncio.Server] = []
 
     async def listen(self) -> None:
         """Open the port and serve it in the background."""
@@ -42,8 +43,7 @@ class Hub:
         self._watch_task = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Close the port."""
-        self._watch_task.cancel()
+        """Close the port; the tasks of the loop are cancelled elsewhere."""
         for server in self._servers:
             server.close()
 
@@ -52,16 +52,16 @@ class Hub:
         try:
             hello = await asyncio.wait_for(receive(reader, 1000), _HELLO_S)
             purpose, process, processes = hello[1:]
+            if problem := self._problem(purpose, process, processes):
+                writer.write(frame(["refused", problem]))
+            elif purpose == "tunnel":
+                await join_service(reader, writer, self.jax_port)
+            else:
+                await self._serve_member(reader, writer, process)
         except (OSError, EOFError, TimeoutError, NotOurs, ValueError):
-            writer.close()  # somebody else, such as a port scanner
-            return
-        if problem := self._problem(purpose, process, processes):
-            writer.write(frame(["refused", problem]))
+            pass  # somebody else, such as a port scanner
+        finally:
             writer.close()
-        elif purpose == "tunnel":
-            await join_service(reader, writer, self.jax_port)
-        else:
-            await self._serve_member(reader, writer, process)
 
     def _problem(self, purpose: str, process: int, processes: int) -> str | None:
         if processes != self._launch.processes:
@@ -163,24 +163,34 @@ class Hub:
 
 def _listen_everywhere(launch: Launch) -> list[socket.socket]:
     """Listen on all addresses of this host: on those of IPv4, and on those of IPv6 where there are any."""
-    sockets = []
+    sockets: list[socket.socket] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
-            found = socket.socket(family)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            found.bind((address, launch.port))
+            sockets.append(_bound(family, address, launch.port))
         except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES) or family == socket.AF_INET:
-                why = os.strerror(error.errno or 0)
-                raise ConfigError(
-                    f"{launch.launcher}: port {launch.port} cannot be opened here ({why}); give another "
-                    "with --coordinator, or with JAX_COORDINATOR_PORT on all hosts"
-                ) from None
-            continue
-        sockets.append(found)
+            if sockets and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                continue  # a host without IPv6
+            for found in sockets:
+                found.close()
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(
+                f"{launch.launcher}: port {launch.port} cannot be opened here ({why}); give another "
+                "with --coordinator, or with JAX_COORDINATOR_PORT on all hosts"
+            ) from None
     return sockets
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind((address, port))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def _free_port() -> int:

@@ -58,6 +58,7 @@ class HostLink:
         self._failed = threading.Event()
         self._closing = False
         self._hub: Hub | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="host link", daemon=True)
         self._thread.start()
@@ -73,7 +74,7 @@ class HostLink:
         call = next(self._calls)
         answer: Future[list[Any]] = Future()
         self._waiting[call] = answer
-        self._run(send(self._writer, ["gather", call, name, value]))
+        self._run(self._send(["gather", call, name, value]))
         return answer.result()
 
     def jax_address(self) -> str:
@@ -84,7 +85,7 @@ class HostLink:
     def fail(self, message: str) -> NoReturn:
         """Tell the other hosts why this host ends, and end it."""
         with contextlib.suppress(OSError):
-            self._run(send(self._writer, ["fail", message]))
+            self._run(self._send(["fail", message]))
             self._failed.wait(3 * BEAT_S)  # the hub has told all others
         end_process(2, message)
 
@@ -136,15 +137,22 @@ class HostLink:
         await send(writer, ["hello", purpose, self.launch.process, self.launch.processes])
         return reader, writer
 
+    async def _send(self, message: list[Any]) -> None:
+        assert self._writer is not None
+        await send(self._writer, message)
+
     def _end_thread(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             self._run(self._disconnect())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     async def _disconnect(self) -> None:
         if self._hub is not None:
             self._hub.close()
+        if self._writer is not None:
+            self._writer.close()
         self._loop.set_exception_handler(lambda *_: None)  # asyncio reports cancelled servers as errors
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -183,7 +191,7 @@ class HostLink:
         while not self._closing:
             asked = self.stop is not None and self.stop.requested
             with contextlib.suppress(OSError):
-                await send(self._writer, ["stop" if asked else "beat"])
+                await self._send(["stop" if asked else "beat"])
             await asyncio.sleep(BEAT_S)
             if time.monotonic() - self._heard > self._timeout_s:
                 await self._end(GONE, self._gone(0, f"no sign of life for {self._timeout_s:g} s"))
