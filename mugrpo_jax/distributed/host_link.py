@@ -119,8 +119,10 @@ class HostLink:
         try:
             # The hub waits for the others until its own time limit, and says who is missing.
             kind, *rest = await asyncio.wait_for(receive(self._reader), self._timeout_s + 30)
-        except (OSError, EOFError, TimeoutError):
-            raise ConfigError("process 0 ended before all processes were there; start all of them") from None
+        except TimeoutError:
+            raise ConfigError(f"process 0 at {self._where()} is silent; start all processes again") from None
+        except (OSError, EOFError):
+            end_process(GONE, self._gone(0, "its connection is closed"))
         except NotOurs:
             raise ConfigError(f"{self._where()} answers, but is no process of this program") from None
         if kind == "refused":
