@@ -53,9 +53,7 @@ def main() -> int:
                 good, row = one_round(reference, number, override, seconds, arguments.kills, chance)
                 right &= good
                 rows.append(f"| {objective} | {number} | {row} |")
-    print(
-        "| objective | round | kills | of these before the start | slowest end | same tokens | weights differ by |"
-    )
+    print("| objective | round | kills | before the start | slowest end | same tokens | weights differ by |")
     print("|---|---|---|---|---|---|---|", *rows, sep="\n")
     return int(not right)
 
