@@ -10,6 +10,8 @@ After each kill, every other process must end within seconds, with status 75 and
 that is killed before all have found each other never came: the others say so at their time limit, with
 status 2.
 
+`--loops N` does N kills first on processes that only exchange arrays, which is quick.
+
 Prints one line per kill, one table row per round, and exits with 1 if anything is wrong.
 """
 
@@ -17,6 +19,7 @@ import argparse
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,14 +41,25 @@ def main() -> int:
     parser.add_argument("--objectives", default="mu_grpo")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--loops", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
     chance, rows, right = random.Random(arguments.seed), [], True
+    objectives = arguments.objectives.split(",") if arguments.objectives else []
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         hosts.prepare(work)
-        for objective in arguments.objectives.split(","):
+        times = [loop_kill(work / f"loop-{number}", number % 2, chance) for number in range(arguments.loops)]
+        if times:
+            wrong = sum(took is None for took in times)
+            slowest = max((took for took in times if took is not None), default=0.0)
+            print(
+                f"{len(times)} kills of exchanging processes: {wrong} wrong, slowest end {slowest:.2f} s",
+                flush=True,
+            )
+            right = wrong == 0
+        for objective in objectives:
             override = f"objective.name={objective}"
             reference = work / f"{objective}-undisturbed"
             seconds = undisturbed(reference, override)
@@ -66,6 +80,44 @@ def undisturbed(out: Path, override: str) -> float:
     if any(codes):
         raise SystemExit(f"the run without kills failed: {codes}\n{hosts.log(out, 0).read_text()[-2000:]}")
     return time.monotonic() - began
+
+
+LOOP = """
+import sys, jax, numpy as np
+from mugrpo_jax import distributed, models
+with distributed.hosts(sys.argv[1], 2, int(sys.argv[2]), timeout_s=60):
+    vote = distributed.Vote(models.make_mesh(fsdp=jax.device_count()))
+    while True:
+        float(vote(True))
+        if int(sys.argv[2]) == 0:
+            print("exchanged", flush=True)
+"""
+
+
+def loop_kill(out: Path, victim: int, chance: random.Random) -> float | None:
+    """Kill one of two exchanging processes; return when the other ended, or None if it ended wrongly."""
+    where = f"localhost:{hosts.free_port()}"
+    running = []
+    for i in range(2):
+        with hosts.log(out, i).open("wb") as shown:
+            command = [sys.executable, "-c", LOOP, where, str(i)]
+            running.append(
+                subprocess.Popen(command, env=hosts.environment(out, 2), stdout=shown, stderr=shown)
+            )
+    end = time.monotonic() + LONGEST_S
+    while "exchanged" not in hosts.log(out, 0).read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(chance.uniform(0.0, 0.5))
+    running[victim].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    status = hosts.wait(running, 60)[1 - victim]
+    took = time.monotonic() - began
+    text = hosts.log(out, 1 - victim).read_text()
+    good = status == GONE and text.count(f"mugrpo: another host is gone: process {victim}, ") == 1
+    if not good or "Terminating process" in text:
+        print(f"process {victim} killed, the other ended with {status}:\n{text[-1500:]}", flush=True)
+        return None
+    return took
 
 
 def one_round(

@@ -164,20 +164,24 @@ def prepare(work: Path) -> None:
     (work / "host_rewards.py").write_text("def short(text, problem):\n    return 1.0 / (1 + len(text))\n")
 
 
+def environment(out: Path, devices: int, processes: int = 2) -> dict[str, str]:
+    """Return the variables of a process with imitated devices; compiled programs are shared between runs."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[1])]),
+        "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{processes}"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
 def start(
     out: Path, places: Sequence[Place], devices_each: int, *overrides: str, timeout: int = 30
 ) -> list[subprocess.Popen[bytes]]:
     """Start the processes of a run; process I writes its output to OUT-I.log beside the run's folder."""
     running = []
     for i, place in enumerate(places):
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
-            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-            "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[1])]),
-            "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{len(places)}"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
         command = [
             sys.executable,
             "-c",
@@ -188,7 +192,7 @@ def start(
         with log(out, i).open("wb") as shown:
             process = subprocess.Popen(
                 [*command, "--out", str(out), "--host-timeout", str(timeout), *place.flags, *overrides],
-                env=environment | dict(place.variables),
+                env=environment(out, devices_each, len(places)) | dict(place.variables),
                 stdout=shown,
                 stderr=subprocess.STDOUT,
             )
