@@ -30,7 +30,8 @@ class Hub:
         self._heard: dict[int, float] = {}
         self._values: dict[int, dict[int, Any]] = {}
         self._began: dict[int, float] = {}
-        self._warned: set[int] = set()
+        self._steps: dict[int, tuple[int, str, float]] = {}
+        self._warned: set[Any] = set()
         self._all_here = asyncio.Event()
         self._ended = False
         self._stopping = False
@@ -99,9 +100,13 @@ class Hub:
             values[process] = (name, value)
             if len(values) == self._launch.processes:
                 self._answer(call)
-        elif kind == "stop" and not self._stopping:
-            self._stopping = True
-            self._tell_all(["stop"])
+        elif kind == "beat":
+            asked, steps, step = rest
+            if steps != self._steps.get(process, (0,))[0]:
+                self._steps[process] = (steps, step, time.monotonic())
+            if asked and not self._stopping:
+                self._stopping = True
+                self._tell_all(["stop"])
         elif kind == "fail":
             self._tell_all(["failed", process, rest[0]])
 
@@ -132,6 +137,8 @@ class Hub:
                     self._tell_all(["gone", process, f"no sign of life for {self._timeout_s:g} s"])
             for call, began in list(self._began.items()):
                 self._check_slow(call, time.monotonic() - began)
+            if len(self._steps) == self._launch.processes:
+                self._check_steps()
 
     def _absent(self) -> str:
         absent = [i for i in range(self._launch.processes) if i not in self._members]
@@ -148,11 +155,26 @@ class Hub:
             return
         name = next(iter(values.values()))[0]
         slow = [process for process in range(self._launch.processes) if process not in values]
-        waiting = f"process {', '.join(map(str, slow))} has not reached {name!r} for {seconds:.0f} s"
+        who = ", ".join(map(str, slow))
+        self._report(slow[0], call, seconds, f"process {who} has not reached {name!r} for {seconds:.0f} s")
+
+    def _check_steps(self) -> None:
+        """Name the process that is behind, if neither it nor the processes ahead have moved for a while."""
+        _, ahead, moved = max(self._steps.values())
+        for process, (steps, step, since) in self._steps.items():
+            seconds = time.monotonic() - max(moved, since)
+            if step != ahead and seconds > SLOW_S:
+                waiting = (
+                    f"process {process} has been at {step!r} for {seconds:.0f} s, others are at {ahead!r}"
+                )
+                self._report(process, (process, steps), seconds, waiting)
+
+    def _report(self, process: int, key: Any, seconds: float, waiting: str) -> None:
+        """Print once that the others wait for a process; after the longest wait, end the run."""
         if seconds > LATEST_S:
-            self._tell_all(["failed", slow[0], f"{waiting}, while others wait"])
-        elif call not in self._warned:
-            self._warned.add(call)
+            self._tell_all(["failed", process, f"{waiting}; gave up"])
+        elif key not in self._warned:
+            self._warned.add(key)
             print(f"mugrpo: {waiting}; the others wait", file=sys.stderr, flush=True)
 
     def _tell_all(self, message: list[Any]) -> None:

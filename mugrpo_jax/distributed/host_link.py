@@ -52,6 +52,7 @@ class HostLink:
         self.launch = launch
         self.stop: Any = None
         self.stop_asked = False
+        self._step = (0, "")
         self._timeout_s = timeout_s
         self._calls = itertools.count()
         self._waiting: dict[int, Future[list[Any]]] = {}
@@ -99,6 +100,10 @@ class HostLink:
         """Set `stop.requested` when any host is asked to stop, and tell the other hosts if it is set here."""
         stop.requested |= self.stop_asked
         self.stop = stop
+
+    def reached(self, step: str) -> None:
+        """Tell the hub how far this process is; all processes reach the same steps in the same order."""
+        self._step = (self._step[0] + 1, step)
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -193,7 +198,7 @@ class HostLink:
         while not self._closing:
             asked = self.stop is not None and self.stop.requested
             with contextlib.suppress(OSError):
-                await self._send(["stop" if asked else "beat"])
+                await self._send(["beat", asked, *self._step])
             await asyncio.sleep(BEAT_S)
             if time.monotonic() - self._heard > self._timeout_s:
                 await self._end(GONE, self._gone(0, f"no sign of life for {self._timeout_s:g} s"))

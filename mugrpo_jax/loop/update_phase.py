@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from mugrpo_jax import training
+from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
@@ -40,7 +40,10 @@ def optimise(
         if cursor.data is not None:
             stream.seek(cursor.data)
         while cursor.update < batch.updates_per_stage:
-            update = next(stream)
+            update = next(
+                stream
+            )  # may wait for a slow disk, while other hosts wait for this one on their devices
+            distributed.reached(f"update {cursor.updates + 1}")
             state, metrics = step(state, update)
             cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
             run.pending.add((cursor, update.metrics), metrics | run.stop_metric())

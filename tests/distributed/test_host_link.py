@@ -204,8 +204,20 @@ def test_a_slow_process_is_named_and_at_last_ends_the_run(ends, monkeypatch, cap
     links = connect(2)
     threading.Thread(target=links[0].gather, args=["load", 1], daemon=True).start()
     wait_for(lambda: ends)
-    assert "mugrpo: process 1 has not reached 'load' for 1 s; the others wait" in capfd.readouterr().err
+    assert "mugrpo: process 1 has not reached 'load' for " in capfd.readouterr().err
     assert any("process 1 has not reached 'load' for " in message for _, message in ends.values())
+
+
+def test_a_process_that_is_behind_is_named(monkeypatch, capfd):
+    monkeypatch.setattr(host_hub, "SLOW_S", 0.5)
+    links = connect(2)
+    for link in links:
+        link.reached("update 3")
+    links[0].reached("update 4")
+    wait_for(lambda: links[0]._hub._warned)
+    shown = capfd.readouterr().err
+    assert shown.startswith("mugrpo: process 1 has been at 'update 3' for ")
+    assert shown.endswith("s, others are at 'update 4'; the others wait\n")
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
