@@ -117,7 +117,7 @@ class Hub:
         for process, (other, _) in enumerate(values):
             if other != name:
                 why = f"the hosts are out of step: process {process} is at {other!r}, process 0 at {name!r}"
-                self._tell_all(["failed", 0, why])
+                self._tell_all(["failed", None, why])
                 return
         self._ended |= name == "end"
         self._tell_all(["gathered", call, name, [value for _, value in values]])
@@ -156,7 +156,7 @@ class Hub:
         name = next(iter(values.values()))[0]
         slow = [process for process in range(self._launch.processes) if process not in values]
         who = ", ".join(map(str, slow))
-        self._report(slow[0], call, seconds, f"process {who} has not reached {name!r} for {seconds:.0f} s")
+        self._report(call, seconds, f"process {who} has not reached {name!r} for {seconds:.0f} s")
 
     def _check_steps(self) -> None:
         """Name the process that is behind, if neither it nor the processes ahead have moved for a while."""
@@ -167,12 +167,12 @@ class Hub:
                 waiting = (
                     f"process {process} has been at {step!r} for {seconds:.0f} s, others are at {ahead!r}"
                 )
-                self._report(process, (process, steps), seconds, waiting)
+                self._report((process, steps), seconds, waiting)
 
-    def _report(self, process: int, key: Any, seconds: float, waiting: str) -> None:
+    def _report(self, key: Any, seconds: float, waiting: str) -> None:
         """Print once that the others wait for a process; after the longest wait, end the run."""
         if seconds > LATEST_S:
-            self._tell_all(["failed", process, f"{waiting}; gave up"])
+            self._tell_all(["failed", None, f"{waiting}; gave up"])
         elif key not in self._warned:
             self._warned.add(key)
             print(f"mugrpo: {waiting}; the others wait", file=sys.stderr, flush=True)

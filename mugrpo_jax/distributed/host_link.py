@@ -191,7 +191,7 @@ class HostLink:
             if process == self.launch.process:
                 self._failed.set()
             else:
-                await self._end(2, f"process {process}: {message}")
+                await self._end(2, message if process is None else f"process {process}: {message}")
 
     async def _beat(self) -> None:
         """Send a sign of life and a stop request; end this process if process 0 sends none."""

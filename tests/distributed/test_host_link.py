@@ -203,9 +203,20 @@ def test_a_slow_process_is_named_and_at_last_ends_the_run(ends, monkeypatch, cap
     monkeypatch.setattr(host_hub, "LATEST_S", 2.5)
     links = connect(2)
     threading.Thread(target=links[0].gather, args=["load", 1], daemon=True).start()
-    wait_for(lambda: ends)
+    wait_for(lambda: len(ends) == 2)
     assert "mugrpo: process 1 has not reached 'load' for " in capfd.readouterr().err
-    assert any("process 1 has not reached 'load' for " in message for _, message in ends.values())
+    for status, message in ends.values():
+        assert status == 2
+        assert message.startswith("process 1 has not reached 'load' for ") and message.endswith("; gave up")
+
+
+def test_hosts_that_are_out_of_step_end(ends):
+    links = connect(2)
+    for link, name in zip(links, ("load", "claim"), strict=True):
+        threading.Thread(target=link.gather, args=[name, 1], daemon=True).start()
+    wait_for(lambda: len(ends) == 2)
+    out = "the hosts are out of step: process 1 is at 'claim', process 0 at 'load'"
+    assert set(ends.values()) == {(2, out)}
 
 
 def test_a_process_that_is_behind_is_named(monkeypatch, capfd):
