@@ -3,6 +3,7 @@
 from mugrpo_jax.distributed.host_agreement import Vote as Vote
 from mugrpo_jax.distributed.host_agreement import check_same as check_same
 from mugrpo_jax.distributed.host_agreement import gather as gather
+from mugrpo_jax.distributed.host_agreement import reached as reached
 from mugrpo_jax.distributed.host_agreement import share as share
 from mugrpo_jax.distributed.host_agreement import together as together
 from mugrpo_jax.distributed.host_link import GONE as GONE

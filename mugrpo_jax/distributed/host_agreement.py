@@ -33,6 +33,12 @@ def share(stop: Any) -> None:
         HostLink.current.share(stop)
 
 
+def reached(step: str) -> None:
+    """Say that this host has reached a step; if a host is far behind the others, process 0 names it."""
+    if HostLink.current is not None:
+        HostLink.current.reached(step)
+
+
 def check_same(name: str, value: Mapping[str, Any]) -> None:
     """Raise the same error on all hosts, with the differing keys, unless `value` is equal on all hosts."""
     first, *others = gather(name, value)

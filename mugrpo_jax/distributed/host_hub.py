@@ -30,10 +30,12 @@ class Hub:
         self._heard: dict[int, float] = {}
         self._values: dict[int, dict[int, Any]] = {}
         self._began: dict[int, float] = {}
-        self._warned: set[int] = set()
+        self._steps: dict[int, tuple[int, str, float]] = {}
+        self._warned: set[Any] = set()
         self._all_here = asyncio.Event()
         self._ended = False
         self._stopping = False
+        self._servers: list[asyncio.Server] = []
 
     async def listen(self) -> None:
         """Open the port and serve it in the background."""
@@ -42,8 +44,7 @@ class Hub:
         self._watch_task = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Close the port."""
-        self._watch_task.cancel()
+        """Close the port; the tasks of the loop are cancelled elsewhere."""
         for server in self._servers:
             server.close()
 
@@ -52,16 +53,16 @@ class Hub:
         try:
             hello = await asyncio.wait_for(receive(reader, 1000), _HELLO_S)
             purpose, process, processes = hello[1:]
+            if problem := self._problem(purpose, process, processes):
+                writer.write(frame(["refused", problem]))
+            elif purpose == "tunnel":
+                await join_service(reader, writer, self.jax_port)
+            else:
+                await self._serve_member(reader, writer, process)
         except (OSError, EOFError, TimeoutError, NotOurs, ValueError):
-            writer.close()  # somebody else, such as a port scanner
-            return
-        if problem := self._problem(purpose, process, processes):
-            writer.write(frame(["refused", problem]))
+            pass  # somebody else, such as a port scanner
+        finally:
             writer.close()
-        elif purpose == "tunnel":
-            await join_service(reader, writer, self.jax_port)
-        else:
-            await self._serve_member(reader, writer, process)
 
     def _problem(self, purpose: str, process: int, processes: int) -> str | None:
         if processes != self._launch.processes:
@@ -99,9 +100,13 @@ class Hub:
             values[process] = (name, value)
             if len(values) == self._launch.processes:
                 self._answer(call)
-        elif kind == "stop" and not self._stopping:
-            self._stopping = True
-            self._tell_all(["stop"])
+        elif kind == "beat":
+            asked, steps, step = rest
+            if steps != self._steps.get(process, (0,))[0]:
+                self._steps[process] = (steps, step, time.monotonic())
+            if asked and not self._stopping:
+                self._stopping = True
+                self._tell_all(["stop"])
         elif kind == "fail":
             self._tell_all(["failed", process, rest[0]])
 
@@ -112,7 +117,7 @@ class Hub:
         for process, (other, _) in enumerate(values):
             if other != name:
                 why = f"the hosts are out of step: process {process} is at {other!r}, process 0 at {name!r}"
-                self._tell_all(["failed", 0, why])
+                self._tell_all(["failed", None, why])
                 return
         self._ended |= name == "end"
         self._tell_all(["gathered", call, name, [value for _, value in values]])
@@ -132,6 +137,8 @@ class Hub:
                     self._tell_all(["gone", process, f"no sign of life for {self._timeout_s:g} s"])
             for call, began in list(self._began.items()):
                 self._check_slow(call, time.monotonic() - began)
+            if len(self._steps) == self._launch.processes:
+                self._check_steps()
 
     def _absent(self) -> str:
         absent = [i for i in range(self._launch.processes) if i not in self._members]
@@ -148,11 +155,26 @@ class Hub:
             return
         name = next(iter(values.values()))[0]
         slow = [process for process in range(self._launch.processes) if process not in values]
-        waiting = f"process {', '.join(map(str, slow))} has not reached {name!r} for {seconds:.0f} s"
+        who = ", ".join(map(str, slow))
+        self._report(call, seconds, f"process {who} has not reached {name!r} for {seconds:.0f} s")
+
+    def _check_steps(self) -> None:
+        """Name the process that is behind, if neither it nor the processes ahead have moved for a while."""
+        _, ahead, moved = max(self._steps.values())
+        for process, (steps, step, since) in self._steps.items():
+            seconds = time.monotonic() - max(moved, since)
+            if step != ahead and seconds > SLOW_S:
+                waiting = (
+                    f"process {process} has been at {step!r} for {seconds:.0f} s, others are at {ahead!r}"
+                )
+                self._report((process, steps), seconds, waiting)
+
+    def _report(self, key: Any, seconds: float, waiting: str) -> None:
+        """Print once that the others wait for a process; after the longest wait, end the run."""
         if seconds > LATEST_S:
-            self._tell_all(["failed", slow[0], f"{waiting}, while others wait"])
-        elif call not in self._warned:
-            self._warned.add(call)
+            self._tell_all(["failed", None, f"{waiting}; gave up"])
+        elif key not in self._warned:
+            self._warned.add(key)
             print(f"mugrpo: {waiting}; the others wait", file=sys.stderr, flush=True)
 
     def _tell_all(self, message: list[Any]) -> None:
@@ -163,24 +185,34 @@ class Hub:
 
 def _listen_everywhere(launch: Launch) -> list[socket.socket]:
     """Listen on all addresses of this host: on those of IPv4, and on those of IPv6 where there are any."""
-    sockets = []
+    sockets: list[socket.socket] = []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
-            found = socket.socket(family)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            found.bind((address, launch.port))
+            sockets.append(_bound(family, address, launch.port))
         except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES) or family == socket.AF_INET:
-                why = os.strerror(error.errno or 0)
-                raise ConfigError(
-                    f"{launch.launcher}: port {launch.port} cannot be opened here ({why}); give another "
-                    "with --coordinator, or with JAX_COORDINATOR_PORT on all hosts"
-                ) from None
-            continue
-        sockets.append(found)
+            if sockets and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                continue  # a host without IPv6
+            for found in sockets:
+                found.close()
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(
+                f"{launch.launcher}: port {launch.port} cannot be opened here ({why}); give another "
+                "with --coordinator, or with JAX_COORDINATOR_PORT on all hosts"
+            ) from None
     return sockets
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind((address, port))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def _free_port() -> int:

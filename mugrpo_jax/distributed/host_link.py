@@ -61,12 +61,14 @@ class HostLink:
         self.launch = launch
         self.stop: Any = None
         self.stop_asked = False
+        self._step = (0, "")
         self._timeout_s = timeout_s
         self._calls = itertools.count()
         self._waiting: dict[int, Future[list[Any]]] = {}
         self._failed = threading.Event()
         self._closing = False
         self._hub: Hub | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="host link", daemon=True)
         self._thread.start()
@@ -82,7 +84,7 @@ class HostLink:
         call = next(self._calls)
         answer: Future[list[Any]] = Future()
         self._waiting[call] = answer
-        self._run(send(self._writer, ["gather", call, name, value]))
+        self._run(self._send(["gather", call, name, value]))
         return answer.result()
 
     def jax_address(self) -> str:
@@ -93,7 +95,7 @@ class HostLink:
     def fail(self, message: str) -> NoReturn:
         """Tell the other hosts why this host ends, and end it."""
         with contextlib.suppress(OSError):
-            self._run(send(self._writer, ["fail", message]))
+            self._run(self._send(["fail", message]))
             self._failed.wait(3 * BEAT_S)  # the hub has told all others
         end_process(2, message)
 
@@ -107,6 +109,10 @@ class HostLink:
         """Set `stop.requested` when any host is asked to stop, and tell the other hosts if it is set here."""
         stop.requested |= self.stop_asked
         self.stop = stop
+
+    def reached(self, step: str) -> None:
+        """Tell the hub how far this process is; all processes reach the same steps in the same order."""
+        self._step = (self._step[0] + 1, step)
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -127,8 +133,10 @@ class HostLink:
         try:
             # The hub waits for the others until its own time limit, and says who is missing.
             kind, *rest = await asyncio.wait_for(receive(self._reader), self._timeout_s + 30)
-        except (OSError, EOFError, TimeoutError):
-            raise ConfigError("process 0 ended before all processes were there; start all of them") from None
+        except TimeoutError:
+            raise ConfigError(f"process 0 at {self._where()} is silent; start all processes again") from None
+        except (OSError, EOFError):
+            end_process(GONE, self._gone(0, "its connection is closed"))
         except NotOurs:
             raise ConfigError(f"{self._where()} answers, but is no process of this program") from None
         if kind == "refused":
@@ -145,15 +153,22 @@ class HostLink:
         await send(writer, ["hello", purpose, self.launch.process, self.launch.processes])
         return reader, writer
 
+    async def _send(self, message: list[Any]) -> None:
+        assert self._writer is not None
+        await send(self._writer, message)
+
     def _end_thread(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             self._run(self._disconnect())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     async def _disconnect(self) -> None:
         if self._hub is not None:
             self._hub.close()
+        if self._writer is not None:
+            self._writer.close()
         self._loop.set_exception_handler(lambda *_: None)  # asyncio reports cancelled servers as errors
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -185,14 +200,14 @@ class HostLink:
             if process == self.launch.process:
                 self._failed.set()
             else:
-                await self._end(2, f"process {process}: {message}")
+                await self._end(2, message if process is None else f"process {process}: {message}")
 
     async def _beat(self) -> None:
         """Send a sign of life and a stop request; end this process if process 0 sends none."""
         while not self._closing:
             asked = self.stop is not None and self.stop.requested
             with contextlib.suppress(OSError):
-                await send(self._writer, ["stop" if asked else "beat"])
+                await self._send(["beat", asked, *self._step])
             await asyncio.sleep(BEAT_S)
             if time.monotonic() - self._heard > self._timeout_s:
                 await self._end(GONE, self._gone(0, f"no sign of life for {self._timeout_s:g} s"))

@@ -18,13 +18,11 @@ async def open_tunnels(connect: Callable[[str], Awaitable[Stream]]) -> int:
     """Listen inside this host for connections of JAX, carry each to the hub, and return the port."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
             hub_reader, hub_writer = await connect("tunnel")
-        except OSError:
-            writer.close()  # JAX tries again
-            return
-        # When the hub closes, JAX's connection stays open on purpose.
-        await asyncio.gather(copy(reader, hub_writer, close=True), copy(hub_reader, writer, close=False))
+            with contextlib.closing(hub_writer):
+                # When the hub closes its side, JAX's side stays open on purpose, until JAX closes it.
+                await asyncio.gather(_copy(reader, hub_writer), _copy(hub_reader, writer, close=False))
 
     server = await asyncio.start_server(carry, "127.0.0.1", 0)
     return server.sockets[0].getsockname()[1]
@@ -35,15 +33,13 @@ async def join_service(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     for _ in range(100):
         with contextlib.suppress(OSError):
             service_reader, service_writer = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(
-                copy(reader, service_writer, close=True), copy(service_reader, writer, close=True)
-            )
+            with contextlib.closing(service_writer):
+                await asyncio.gather(_copy(reader, service_writer), _copy(service_reader, writer))
             return
         await asyncio.sleep(0.1)
-    writer.close()
 
 
-async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, close: bool) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, close: bool = True) -> None:
     """Copy bytes until the reader's end; then close the writer if `close`."""
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mugrpo_jax import training
+from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import RunContext
@@ -51,6 +51,8 @@ def optimise(
             stream.seek(cursor.data)
         while cursor.update < batch.updates_per_stage:
             update = next(stream)
+            # Reading may wait for a slow disk, while other hosts wait for this one on their devices.
+            distributed.reached(f"update {cursor.updates + 1}")
             if cursor.update % (config.proximal_every or batch.updates_per_stage) == 0:
                 state = training.renew_proximal(state)
             state, metrics = step(state, update)

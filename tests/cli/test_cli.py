@@ -186,6 +186,8 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert "generates 16 responses to 4 prompts, at most 272 tokens; trains on 32 responses" in shown
     assert "micro-batches of 512, 256" in shown and "tokens, in rows of up to 32; compiled" in shown
     assert "8 slots" in shown
+    hosts, _, shown = shown.partition("\n")
+    assert hosts == f"hosts: 1 process, {jax.device_count()} cpu devices"
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data

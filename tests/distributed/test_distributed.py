@@ -13,11 +13,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from mugrpo_jax.distributed.jax_internals import in_cluster
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
-from mugrpo_jax.config import ConfigError
 from mugrpo_jax.setup.trained_model import export, trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
@@ -227,13 +225,9 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
         codes, shown, seconds = launch(out, by_flags(2), kills={dead: kill})
         assert codes[dead] == -9, (phase, shown)
         assert seconds < 120 + 2 * PATIENCE
-        # When the first one dies, JAX may be quicker to end the others, and says so in its own words.
-        assert codes[1 - dead] == distributed.GONE or (codes[1 - dead], dead) == (-6, 0), (
-            phase,
-            codes,
-            shown,
-        )
-        assert f"mugrpo: another host is gone, process {dead}" in shown[1 - dead] or codes[1 - dead] == -6
+        assert codes[1 - dead] == distributed.GONE, (phase, codes, shown)
+        assert f"mugrpo: another host is gone: process {dead}, its connection" in shown[1 - dead]
+        assert "Terminating process" not in shown[1 - dead]  # JAX's own end, with a stack trace
     # A stop asked of one stops both, after the same update, with a checkpoint.
     codes, shown, _ = launch(out, by_flags(2), kills={1: ["before an update", "1", "term"]})
     assert codes == [0, 0], shown
@@ -271,43 +265,7 @@ def test_a_host_alone_gives_up_in_words(place):
     hosts[0][1][hosts[0][1].index("--host-timeout") + 1] = "3"
     codes, shown, _ = launch(place / "waiting", hosts)
     assert codes == [2]
-    assert "were there within 3 s; start all of them" in shown[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("localhost:1", 2, None),
-            "--coordinator, --processes and --process go together; got localhost:1, 2, None",
-        ),
-        (("localhost", 2, 0), "--coordinator: expected host:port, such as 10.0.0.1:8476, got 'localhost'"),
-        (("localhost:80", 2, 2), "--process: 2 is not one of the 2 processes, counted from 0"),
-        (("localhost:1", 2, 1), "--coordinator: localhost:1 not reached within 0.3 s (Connection refused)"),
-    ],
-)
-def test_hosts_that_cannot_be_are_refused(arguments, message):
-    with pytest.raises(ConfigError) as caught, distributed.hosts(*arguments, timeout_s=0.3):
-        pass
-    assert str(caught.value) == message
-
-
-def test_a_port_in_use_is_named():
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=rf"port {port} cannot be opened here \(Address already in use\)"
-        ):
-            distributed.hosts(f"localhost:{port}", 2, 0).__enter__()
-
-
-def test_a_laptop_is_no_cluster(monkeypatch):
-    assert not in_cluster()
-    for name, value in by_slurm(2)[0][0].items():
-        monkeypatch.setenv(name, value)
-    assert in_cluster()
+    assert "process 1 of 2 did not come within 3 s; start all of them" in shown[0]
 
 
 # -- checkpoints
