@@ -20,8 +20,8 @@ from mugrpo_jax.rollouts.records import Group
 from mugrpo_jax.rollouts.rollout_folder import (
     RolloutError,
     RolloutFolder,
-    checksum,
     read_json,
+    sha256,
     write_records,
 )
 
@@ -83,4 +83,4 @@ class ReferenceFolder:
             found = read_json(summary)
         except RolloutError:  # damaged like a file with a wrong checksum
             return False
-        return found == {**self._origin(shard), "sha256": checksum(path)}
+        return found == {**self._origin(shard), "sha256": sha256(path)}

@@ -126,7 +126,7 @@ def open_stage(folder: Path) -> RolloutFolder:
             raise RolloutError(
                 f"{shard_path}: missing, though {path.name} lists it; restore it from a backup"
             )
-        if checksum(shard_path) != checksum:
+        if sha256(shard_path) != checksum:
             raise RolloutError(
                 f"{shard_path}: its checksum differs from {path.name}; the file is damaged, restore it, "
                 f"or remove {folder} and restart from the stage's first checkpoint"
@@ -180,7 +180,7 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
-    return None if summary["sha256"] == checksum(path) else "its checksum differs, the file is damaged"
+    return None if summary["sha256"] == sha256(path) else "its checksum differs, the file is damaged"
 
 
 def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, An
         flush(temporary)
     except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
         raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-    write_json(path.with_suffix(".json"), {**summary, "sha256": checksum(temporary)})
+    write_json(path.with_suffix(".json"), {**summary, "sha256": sha256(temporary)})
     os.replace(temporary, path)
 
 
@@ -219,7 +219,7 @@ def read_json(path: Path) -> Any:
         raise RolloutError(f"{path}: not valid JSON ({error}); the file is damaged") from None
 
 
-def checksum(path: Path) -> str:
+def sha256(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
