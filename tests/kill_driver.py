@@ -14,6 +14,7 @@ import sys
 
 from mugrpo_jax import files
 from mugrpo_jax.cli.main import program
+from mugrpo_jax.rollouts import reference_folder as store_reference
 from mugrpo_jax.rollouts import rollout_folder as store
 from mugrpo_jax.rollouts import row_reader
 from mugrpo_jax.runs.journal import Journal
@@ -42,6 +43,7 @@ POINTS = {
     "scoring": (InlineScorer, "submit", False),
     "before a shard": (store.RolloutFolder, "write_shard", False),
     "inside a shard": (store, "write_json", False),  # the records are written, nothing is renamed
+    "before a reference shard": (store_reference.ReferenceFolder, "write_shard", False),
     "before the manifest": (store.RolloutFolder, "commit", False),
     "before an update": (UpdateStep, "gradient", False),
     "after an update": (UpdateStep, "gradient", True),

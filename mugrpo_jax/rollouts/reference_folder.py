@@ -18,8 +18,8 @@ import numpy as np
 from mugrpo_jax.rollouts.rollout_folder import (
     RolloutError,
     RolloutFolder,
-    file_checksum,
     read_json,
+    sha256,
     write_records,
 )
 
@@ -63,4 +63,4 @@ class ReferenceFolder:
             found = read_json(summary)
         except RolloutError:  # damaged like a file with a wrong checksum
             return False
-        return found == {**self._origin(shard), "sha256": file_checksum(path)}
+        return found == {**self._origin(shard), "sha256": sha256(path)}

@@ -172,7 +172,7 @@ def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolde
         shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
         if not shard_path.exists():
             raise DamagedRollouts(f"{shard_path}: missing, though {path.name} lists it")
-        if file_checksum(shard_path) != checksum:
+        if sha256(shard_path) != checksum:
             raise DamagedRollouts(f"{shard_path}: damaged, its checksum differs from {path.name}")
     return stage
 
@@ -250,7 +250,7 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
-    return None if summary["sha256"] == file_checksum(path) else "its checksum differs, the file is damaged"
+    return None if summary["sha256"] == sha256(path) else "its checksum differs, the file is damaged"
 
 
 def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, An
         flush(temporary)
     except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
         raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-    write_json(path.with_suffix(".json"), {**summary, "sha256": file_checksum(temporary)}, indent=None)
+    write_json(path.with_suffix(".json"), {**summary, "sha256": sha256(temporary)}, indent=None)
     publish(temporary, path)
 
 
@@ -311,7 +311,7 @@ def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
         raise DamagedRollouts(f"{path}: damaged, not valid JSON{waited} ({error})") from None
 
 
-def file_checksum(path: Path) -> str:
+def sha256(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -30,6 +30,8 @@ task: {name: arithmetic, options: {difficulty: 1, train: 32, test: 5}, reward: h
 sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 2}
 batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 4, stages: 2,
         tokens_per_micro_batch: 256, length_multiple: 32}
+objective: {name: decoupled_ppo, knobs: {kl_coef: 0.1, entropy_coef: 0.01}}
+proximal_every: 3
 optimizer: {learning_rate: 1.0e-2, eps: 1.0e-3}
 warm_start: {updates: 2, rows_per_update: 8}
 evaluation: {problems: 5}

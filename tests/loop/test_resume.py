@@ -74,8 +74,11 @@ def run(
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     (folder / "config.yaml").write_text(CONFIG)
-    # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts.
+    # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts. The
+    # loss needs a reference policy, entropies and a proximal policy, which the checkpoint holds.
     sparse = yaml.safe_load(CONFIG) | {
+        "objective": {"name": "decoupled_ppo", "knobs": {"kl_coef": 0.1, "entropy_coef": 0.01}},
+        "proximal_every": None,
         "checkpoints": {"every": 5, "keep_best": 0},
         "warm_start": {"updates": 0},
     }
@@ -182,13 +185,30 @@ def error(done: subprocess.CompletedProcess) -> str:
 def test_rollouts_of_stages_behind_the_checkpoint_are_used_again(place, sparse):
     folder = place / "sparse-killed"
     assert {path.name for path in (sparse / "checkpoints").iterdir()} == {"000010", "000012"}
+    assert run(folder, "before a reference shard", 3, config="sparse").returncode == -9
+    counts = {name: len(list(folder.glob(f"{name}/*/*.arrayrecord"))) for name in ("rollouts", "reference")}
+    assert counts == {"rollouts": 3, "reference": 2}
+    scored = modified(folder, "reference")
     assert run(folder, "before an update", 10, config="sparse").returncode == -9
+    assert scored.items() <= modified(folder, "reference").items()  # those are not computed again either
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == "000005"
-    committed = {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    committed = modified(folder, "rollouts")
     assert len(committed) == 5  # of stages 0 to 4: the one under way at the checkpoint, and two after it
     assert run(folder, config="sparse").returncode == 0
-    assert {path: path.stat().st_mtime_ns for path in committed} == committed
+    assert committed.items() <= modified(folder, "rollouts").items()
     assert_same(folder, sparse)
+    assert stored_reference(folder) == stored_reference(sparse)
+
+
+def modified(folder: Path, name: str) -> dict[Path, int]:
+    """When each committed file of rollouts or of reference log-probs was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob(f"{name}/*/*.arrayrecord")}
+
+
+def stored_reference(folder: Path) -> list[str]:
+    files = sorted(folder.glob("reference/*/*.arrayrecord"))
+    assert len(files) == 6
+    return [json.loads(path.with_suffix(".json").read_text())["sha256"] for path in files]
 
 
 def test_a_damaged_shard_is_named_and_made_again_or_refused(place, sparse):

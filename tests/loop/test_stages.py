@@ -282,3 +282,95 @@ def test_too_many_skipped_updates_stop_the_run(place):
     # Nothing was evaluated before it.
     seconds = records(place / "skipped", "stage")[0]["seconds"]
     assert 0 < seconds["compile"] < seconds["sample"]
+
+
+# -- what the loss needs beside the rollouts: a reference policy, entropies, a proximal policy
+
+KINDS = {
+    "kl": ("grpo", "{kl_coef: 0.3, aggregation: token_mean}"),
+    "entropy": ("grpo", "{entropy_coef: 0.05, aggregation: token_mean}"),
+    "proximal": ("decoupled_ppo", "{clip_high: 1.02}"),
+}
+
+
+@pytest.fixture(scope="module")
+def hand_written(place, watched):
+    """The gradient of the fourth update of a replay, as the formulas say it: row by row, from full logits."""
+    model = load_run_model(configs.load(place / "run.yaml"))[0].model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update_stream, "make_update", lambda groups, **_: groups)
+        stage = rollouts.open_stage(place / "whole" / "rollouts" / "stage-000")
+        stream = rollouts.UpdateStream(
+            stage, seed=0, stage_index=0, epochs=1, prompts_per_update=1, buckets=None
+        )
+        groups = [next(stream) for _ in range(4)][3]
+    total = sum(len(r.tokens) for group in groups for r in group.rollouts)
+
+    def response(params, group, r):
+        tokens = np.concatenate([group.prompt, r.tokens])
+        logp = jax.nn.log_softmax(models.logits(model, params, tokens[None])[0, len(group.prompt) - 1 : -1])
+        return logp[np.arange(len(r.tokens)), r.tokens], -(jnp.exp(logp) * logp).sum(-1)
+
+    def loss(params, start, proximal, *, decoupled, kl_coef, entropy_coef):
+        value, means = 0.0, jnp.zeros(2)
+        for group in groups:
+            rewards = np.array([r.reward for r in group.rollouts])
+            for r in group.rollouts:
+                a = (r.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+                logp, entropy = response(params, group, r)
+                reference, other = response(start, group, r)[0], response(proximal, group, r)[0]
+                x = logp - reference
+                k3 = jnp.exp(-x) - 1 + x
+                before = jnp.where(decoupled, other, r.logprobs)
+                weight = jnp.minimum(jnp.exp(before - r.logprobs), 5.0)
+                ratio, high = jnp.exp(logp - before), jnp.where(decoupled, 1.02, 1.2)
+                gain = weight * jnp.minimum(ratio * a, jnp.clip(ratio, 0.8, high) * a)
+                value += (kl_coef * k3 - entropy_coef * entropy - gain).sum() / total
+                means += jnp.stack([entropy.sum(), k3.sum()]) / total
+        return value, means
+
+    function = jax.jit(jax.grad(loss, has_aux=True))
+
+    def gradient(kind, params, start, proximal):
+        settings = {"kl_coef": 0.3 * (kind == "kl"), "entropy_coef": 0.05 * (kind == "entropy")}
+        return jax.device_get(function(params, start, proximal, decoupled=kind == "proximal", **settings))
+
+    return gradient
+
+
+def largest(a, b):
+    return max(jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), a, b)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl_entropy_and_proximal_policy_have_the_gradient_of_a_plain_loop(
+    place, hand_written, kind, monkeypatch
+):
+    name, knobs = KINDS[kind]
+    source, seen = place / "whole", []
+    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+    settings = [f"replay.run={source}", f"objective.name={name}", f"objective.knobs={knobs}"]
+    settings += ["proximal_every=2", "batch.prompts_per_update=1", "batch.updates_per_stage=16"]
+    settings += ["evaluation.problems=0", "report.samples=0"]
+
+    def spied(self, state, update, gradient=UpdateStep.gradient):
+        found = gradient(self, state, update)
+        seen.append(jax.device_get((state.params, found[0])))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UpdateStep, "gradient", spied)
+        stages.train(configs.load(place / "run.yaml", settings), place / kind)
+    # In the fourth update, the policy, the proximal policy (two updates old) and the start are all different.
+    (start, _), (proximal, _), (params, gradient) = seen[0], seen[2], seen[3]
+    exact, (entropy, kl) = hand_written(kind, params, start, proximal)
+    scale = float(optax.tree.norm(exact))
+    assert largest(gradient, exact) < 2e-6 * max(scale, 1)
+    if kind != "entropy":  # the policies matter
+        assert largest(hand_written(kind, params, params, start)[0], exact) > 1e-4 * scale
+    record = records(place / kind, "update")[3]
+    assert record["entropy/tokens"] == pytest.approx(float(entropy), rel=1e-5)
+    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before  # nothing written there
+    if kind == "kl":
+        assert record["reference_kl/tokens"] == pytest.approx(float(kl), rel=1e-3) and kl > 1e-3
+        assert len(list((place / kind / "reference" / "stage-000").glob("*.arrayrecord"))) == 2

@@ -1,5 +1,7 @@
 """Claims about log-probs in chunks: equal to full logits in value and gradient, without their memory."""
 
+import functools
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,18 @@ def test_chunks_give_the_value_and_gradient_of_full_logits(chunk, temperature):
         params
     )
     assert cases.scaled_difference(exact, found) < 3e-5
+
+
+def test_an_entropy_that_is_only_measured_has_its_value_and_no_gradient():
+    model, params = cases.make(cases.QWEN2)
+    tokens = cases.tokens()
+    settings = {"chunk": 13, "temperature": 0.7}
+    whole = jax.jit(cases.weighted(model, tokens, **settings))
+    without = jax.jit(jax.grad(cases.weighted(model, tokens, entropy=False, **settings)))
+    measured = jax.jit(jax.value_and_grad(cases.weighted(model, tokens, entropy_gradient=False, **settings)))
+    value, gradient = measured(params)
+    np.testing.assert_allclose(value, whole(params), rtol=1e-6)
+    assert cases.scaled_difference(without(params), gradient) < 1e-6
 
 
 def test_the_first_token_has_no_logprob_and_the_rest_are_aligned():
@@ -52,7 +66,8 @@ def loss_memory(rows: int, chunk: int, vocab: int = 152_000) -> int:
     targets = jax.ShapeDtypeStruct((rows, 512), jnp.int32)
 
     def loss(hidden, head, targets):
-        return models.logprobs_from_hidden(hidden, head, targets, chunk=chunk)[0].sum()
+        logp, entropy = models.logprobs_from_hidden(hidden, head, targets, chunk=chunk, entropy=True)
+        return (logp + entropy).sum()
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, head, targets).compile()
     return compiled.memory_analysis().temp_size_in_bytes
@@ -69,6 +84,9 @@ def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary():
 def test_reading_the_logits_once_gives_the_same_normaliser_as_reading_them_twice():
     z = 30 * jax.random.normal(jax.random.key(0), (64, 333))
     z = z.at[0].set(-1e4).at[1].set(88.0).at[2, 5].set(1e4)
-    once, twice = jax.jit(logprobs._max_and_sum_at_once)(z), logprobs._max_and_sum(z)
+    once = jax.jit(functools.partial(logprobs._max_and_sums_at_once, weighted=True))(z)
+    twice = logprobs._max_and_sums(z, weighted=True)
     np.testing.assert_array_equal(once[0], twice[0])
     np.testing.assert_allclose(once[1], twice[1], rtol=1e-6)
+    np.testing.assert_allclose(once[2], twice[2], rtol=1e-5)
+    assert len(logprobs._max_and_sums_at_once(z, weighted=False)) == 2
