@@ -84,7 +84,12 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("task.options.day=2024-01-31", "task.options.day is a date; put text into quotation marks"),
         ("task.options.columns.x=.inf", "task.options.columns.x: must be a finite number, got inf"),
         ("task.options={1: 2}", "task.options: the key 1 must be text"),
-        ("task.options.x=[[[[[[[[[[1]]]]]]]]]]", "task.options.x.0.0.0.0.0.0.0.0 is nested too deeply"),
+        ("task.options.x=[[[[[[[[[[1]]]]]]]]]]", "task.options.x.0.0.0.0.0.0.0 is nested too deeply"),
+        (
+            "task.options={a: &a [1,1,1,1,1,1,1,1], b: &b [*a,*a,*a,*a,*a,*a], c: &c [*b,*b,*b,*b,*b,*b], "
+            "d: &d [*c,*c,*c,*c,*c,*c], e: &e [*d,*d,*d,*d,*d,*d], f: [*e,*e,*e,*e]}",
+            ": more than 10000 values",
+        ),
         ("objective.knobs.clip_high=.inf", "objective.knobs.clip_high: must be a finite number, got inf"),
         (
             "batch.length_multiple=1000000000",
