@@ -9,9 +9,10 @@ import difflib
 import hashlib
 import json
 import math
+import operator
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,13 @@ from mugrpo_jax.files import to_path
 from mugrpo_jax.objectives import ObjectiveConfig
 
 LARGEST_INTEGER, LARGEST_FLOAT = 2**31 - 1, 3.4e38  # of the int32 and float32 numbers on the devices
+_LIMITS = (
+    ("least", operator.lt, "at least"),
+    ("most", operator.gt, "at most"),
+    ("above", operator.le, "above"),
+    ("below", operator.ge, "below"),
+)
+_MOST_VALUES = 10_000  # in a free-form key such as task.options; YAML aliases can make billions
 
 
 def setting(
@@ -36,8 +44,7 @@ def setting(
 
     `least` and `most` are allowed values themselves; `above` and `below` are not.
     """
-    limits = {"least": least, "most": most, "above": above, "below": below}
-    metadata = {"meaning": meaning, **limits}
+    metadata = {"meaning": meaning, "least": least, "most": most, "above": above, "below": below}
     if isinstance(default, (dict, list)) or dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -60,14 +67,11 @@ class Section:
 def _check_limits(name: str, value: float, limits: Mapping[str, Any]) -> None:
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
         raise ConfigError(f"{name}: must be a finite number, got {value}")
-    most = LARGEST_INTEGER if isinstance(value, int) and limits["most"] is None else limits["most"]
-    for wrong, what, limit in (
-        (lambda limit: value < limit, "at least", limits["least"]),
-        (lambda limit: value > limit, "at most", most),
-        (lambda limit: value <= limit, "above", limits["above"]),
-        (lambda limit: value >= limit, "below", limits["below"]),
-    ):
-        if limit is not None and wrong(limit):
+    if isinstance(value, int) and limits.get("most") is None:
+        limits = {**limits, "most": LARGEST_INTEGER}
+    for key, wrong, what in _LIMITS:
+        limit = limits.get(key)
+        if limit is not None and wrong(value, limit):
             raise ConfigError(f"{name}: must be {what} {limit}, got {value}")
 
 
@@ -116,8 +120,9 @@ class TaskSection(Section):
     scorers: int | None = setting(
         None,
         "number of scoring processes; 0 scores in the main process, without a deadline; null: 0 for the fast "
-        "built-in rewards, one per core for all others",
+        "built-in rewards, one per usable processor for all others",
         least=0,
+        most=4096,
     )
     deadline: float = setting(
         5.0, "seconds to score one response; a slower one scores 0 and is counted", above=0, most=86_400
@@ -540,10 +545,10 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
     if origin in (dict, Mapping) or hint is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{source}: {name} must be keys and values, got {value!r}")
-        for key, item in value.items():
-            _check_plain(item, source, f"{name}.{key}")
+        for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"{source}: {name}: the key {key!r} must be text")
+        _check_plain(value, source, name, iter(range(_MOST_VALUES)))
         return dict(value)
     if hint is float:
         value = _number(value)
@@ -555,15 +560,17 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
     return value
 
 
-def _check_plain(value: Any, source: str, name: str, depth: int = 8) -> None:
+def _check_plain(value: Any, source: str, name: str, left: Iterator[int], depth: int = 8) -> None:
     """Raise an error unless a value is text, a finite number, true, false, null, or lists and keys of such.
 
-    YAML has more types, such as dates, which cannot be stored with the run.
+    YAML has more types, such as dates, which cannot be stored with the run. Each value takes one of `left`.
     """
+    if next(left, None) is None:
+        raise ConfigError(f"{source}: {name}: more than {_MOST_VALUES} values")
     if isinstance(value, (Mapping, list)) and depth:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
-            _check_plain(item, source, f"{name}.{key}", depth - 1)
+            _check_plain(item, source, f"{name}.{key}", left, depth - 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{source}: {name}: must be a finite number, got {value}")
     elif not isinstance(value, (str, int, float, bool, type(None))):

@@ -200,7 +200,7 @@ def batches(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[tuple[
     pairs = []
     for question, solution in texts:
         prompt = model.tokenizer.chat([{"role": "user", "content": question}])
-        pairs.append((prompt, [*model.tokenizer.encode(solution), min(model.tokenizer.eos_ids)]))
+        pairs.append((prompt, [*model.tokenizer.encode(solution), model.tokenizer.end_id(chat=True)]))
     pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
     for first in range(0, len(pairs), ROWS):
         rows = pairs[first : first + ROWS]

@@ -1,5 +1,6 @@
 """Configs: what is read, what is refused, and in which words."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.objectives import ObjectiveConfig
 
 
 @pytest.fixture
@@ -67,6 +69,32 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("model.tiny.num_heads=0", "model.tiny.num_heads: must be at least 1, got 0"),
         ("model.tiny.num_heads=5", "model.tiny.num_heads: twice 5 must divide model.tiny.hidden_size=128"),
         ("replay.stage=3", "replay.stage: 3 is not one of the 3 stages"),
+        ("seed=9223372036854775808", "seed: must be at most 9223372036854775807, got 9223372036854775808"),
+        ("batch.stages=3000000000", "batch.stages: must be at most 2147483647, got 3000000000"),
+        ("optimizer.beta1=1", "optimizer.beta1: must be below 1, got 1.0"),
+        ("optimizer.beta2=1.5", "optimizer.beta2: must be below 1, got 1.5"),
+        ("optimizer.eps=0", "optimizer.eps: must be above 0, got 0.0"),
+        ("optimizer.learning_rate=1e39", "optimizer.learning_rate: must be a finite number, got 1e+39"),
+        (f"optimizer.learning_rate=1{'0' * 400}", "optimizer.learning_rate must be a number, got 1000"),
+        ("evaluation.top_p=0", "evaluation.top_p: must be above 0, got 0.0"),
+        ("task.deadline=0", "task.deadline: must be above 0, got 0.0"),
+        ("task.deadline=1e9", "task.deadline: must be at most 86400, got 1000000000.0"),
+        ("task.max_failed=2", "task.max_failed: must be at most 1, got 2.0"),
+        ("task.reward=''", "task.reward must not be empty; leave the key out for its default"),
+        ("task.options.day=2024-01-31", "task.options.day is a date; put text into quotation marks"),
+        ("task.options.columns.x=.inf", "task.options.columns.x: must be a finite number, got inf"),
+        ("task.options={1: 2}", "task.options: the key 1 must be text"),
+        ("task.options.x=[[[[[[[[[[1]]]]]]]]]]", "task.options.x.0.0.0.0.0.0.0 is nested too deeply"),
+        (
+            "task.options={a: &a [1,1,1,1,1,1,1,1], b: &b [*a,*a,*a,*a,*a,*a], c: &c [*b,*b,*b,*b,*b,*b], "
+            "d: &d [*c,*c,*c,*c,*c,*c], e: &e [*d,*d,*d,*d,*d,*d], f: [*e,*e,*e,*e]}",
+            ": more than 10000 values",
+        ),
+        ("objective.knobs.clip_high=.inf", "objective.knobs.clip_high: must be a finite number, got inf"),
+        (
+            "batch.length_multiple=1000000000",
+            "batch.length_multiple: rows of 1000000000 tokens are longer than batch.tokens_per_micro_batch",
+        ),
         ("objective.name=ppo", "objective: name is 'ppo'; possible: 'mu_grpo', 'grpo'"),
         ("objective.knobs.clip=2", "objective: mu_grpo has no knob 'clip'; possible: clip_low, clip_high"),
     ],
@@ -83,6 +111,8 @@ def test_a_wrong_value_is_named(file, override, message):
     [
         ("batch.stages", "override 'batch.stages': expected key=value"),
         ("a=[1", "override 'a=[1': '[1' is not valid YAML"),
+        ("a=2024-13-01", "override 'a=2024-13-01': '2024-13-01' is not valid YAML"),
+        ("a=" + "[" * 500, "override 'a=[[["),
         ("batch.stages.x=1", "override 'batch.stages.x=1': stages is a value, not a section"),
     ],
 )
@@ -106,6 +136,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         (b"a: [1", r"x.yaml: not valid YAML"),
         (b"- 1", r"x.yaml: expected keys and values at the top, got list"),
         (b"\xff\xfe\x00", r"x.yaml: not UTF-8 text"),
+        (b"a: 2024-13-01", r"x.yaml: not valid YAML: month must be in 1..12"),
+        (b"[" * 500, r"x.yaml: not a config: nested too deeply"),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=message):
@@ -123,3 +155,36 @@ def test_differing_keys_are_listed_with_both_values(file):
 def test_a_replay_goes_through_one_stage(file):
     assert configs.load(file).stages == range(3)
     assert configs.load(file, ["replay.run=runs/a", "replay.stage=1"]).stages == range(1, 2)
+
+
+def float_keys(section, prefix=""):
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, configs.Section):
+            yield from float_keys(value, f"{prefix}{field.name}.")
+        elif isinstance(value, float):
+            yield prefix + field.name
+
+
+def test_no_number_may_be_nan_or_infinite():
+    keys = list(float_keys(configs.RunConfig()))
+    assert len(keys) >= 10 and "optimizer.weight_decay" in keys
+    for key in keys:
+        for value in (".nan", ".inf", "-.inf"):
+            with pytest.raises(ConfigError, match=f"{key}: must be a finite number, got"):
+                configs.load(None, [f"{key}={value}"])
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"knob 'clip_high' is {value}; possible: a finite number"):
+            ObjectiveConfig("grpo", {"clip_high": value})
+
+
+def test_limits_may_change_when_a_run_resumes_and_nothing_that_decides_its_data(file):
+    before = configs.load(file)
+    for change in ("task.scorers=3", "task.deadline=60", "task.scorer_memory_mb=9999", "task.max_failed=1"):
+        after = configs.load(file, [change])
+        assert after.fingerprint() == before.fingerprint()
+        assert after.rollout_fingerprint() == before.rollout_fingerprint()
+    longer = ["sampling.max_prompt_tokens=2000"]
+    assert configs.load(file, longer).rollout_fingerprint() == before.rollout_fingerprint()
+    drop = ["sampling.overlong_prompts=drop"]  # then the limit decides which problems there are
+    assert configs.load(file, drop).fingerprint() != configs.load(file, drop + longer).fingerprint()

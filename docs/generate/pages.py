@@ -50,8 +50,11 @@ def _row(field: Any, hint: Any, prefix: str) -> str:
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory()
-    least = field.metadata.get("least")
-    meaning = field.metadata["meaning"] + (f"; at least {least:g}" if least is not None else "")
+    limits = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
+    shown = [
+        f"{words} {field.metadata[key]:g}" for key, words in limits.items() if field.metadata[key] is not None
+    ]
+    meaning = "; ".join([field.metadata["meaning"], *shown])
     if hint is objectives.ObjectiveConfig:
         name, default, meaning = f"{name}.name", default.name, f"{meaning}; knobs [below](#knobs)"
     return f"| `{name}` | {_type(hint)} | `{_value(default)}` | {_cell(meaning)} |"

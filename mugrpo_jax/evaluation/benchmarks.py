@@ -14,7 +14,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
-from mugrpo_jax.sampling.generate_text import claim_output
+from mugrpo_jax.sampling.generate_text import check_output, claim_output
 from mugrpo_jax.sampling.requests import NO_RUN
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
 from mugrpo_jax.tasks import ANSWER_READERS, Problem, Task, load_reward, load_task, make_scorer
@@ -48,7 +48,7 @@ def _options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, 
             raise ValueError(f"--option {pair}: no --task {task}; possible: {', '.join(names)}")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise ValueError(f"--option {pair}: {text!r} is not valid YAML") from None
         if dot:
             of_one[task][rest] = value
@@ -87,7 +87,8 @@ def benchmark(
         step = checkpoint_step(to_path(name), step=step, best=best)
     elif step is not None or best:
         raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
-    for task in tasks.values():
+    for out, task in tasks.items():
+        check_output(out)
         load_reward(reward or task.reward)
         if not len(task.test):
             raise ValueError(f"task {task.name}: no held-out problems to evaluate")

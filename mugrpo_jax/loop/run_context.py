@@ -22,8 +22,8 @@ from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs.journal import Journal
-from mugrpo_jax.runs.run_data import claim_data
-from mugrpo_jax.runs.run_folder import RunFolder
+from mugrpo_jax.runs.run_data import check_data, claim_data
+from mugrpo_jax.runs.run_folder import RunFolder, check_config
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
@@ -120,12 +120,14 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
+            check_config(path, config)
             check_trackers(config, path)
             if config.replay.run is not None:
                 replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
+            check_data(path, task.sources)
             task, _ = check_problems(config, task, run_model_tokenizer(config))
             check_reward(config, task)
             setup, params = load_run_model(config)

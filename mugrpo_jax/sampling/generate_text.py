@@ -212,11 +212,18 @@ def _read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def claim_output(out: Path, settings: dict[str, Any]) -> None:
-    """Write the settings beside a new output file; raise an error if an old file has other settings."""
-    note = out.with_name(out.name + ".settings.json")
+def check_output(out: Path) -> None:
+    """Raise an error if no file can be written at this path."""
+    if out.is_dir():
+        raise ValueError(f"{out}: is a folder; give the path of a file")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
+
+
+def claim_output(out: Path, settings: dict[str, Any]) -> None:
+    """Write the settings beside a new output file; raise an error if an old file has other settings."""
+    check_output(out)
+    note = out.with_name(out.name + ".settings.json")
     if not out.exists() or b"\n" not in out.read_bytes():  # without a response, any settings are allowed
         files.write_atomically(note, json.dumps(settings, indent=2) + "\n")
         out.touch()

@@ -53,23 +53,21 @@ class Columns:
     id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.answer_part not in ANSWER_PARTS:
+        if not isinstance(self.answer_part, str) or self.answer_part not in ANSWER_PARTS:
             raise ValueError(f"answer_part is {self.answer_part!r}; possible: {', '.join(ANSWER_PARTS)}")
         for key in ("answer", "solution", "id"):
             if not isinstance(getattr(self, key), str | None):
                 raise ValueError(f"{key} is {getattr(self, key)!r}; possible: the name of a column")
         if not isinstance(self.template, str | tuple):
             raise ValueError(f"template is {self.template!r}; possible: text, or a list of chat messages")
-        messages = [self.template] if isinstance(self.template, str) else self.template
-        for message in messages:
-            if isinstance(self.template, str):
-                _fields(self.template)
-            elif not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-                raise ValueError(f"template has a message {message!r}; possible keys: role and content, both")
-            elif not all(isinstance(text, str) for text in message.values()):
-                raise ValueError(f"template has a message {message!r}; role and content must be text")
-            else:
-                _fields(message["content"])
+        if isinstance(self.template, str):
+            columns = _fields(self.template)
+        else:
+            columns = [name for message in self.template for name in _message_fields(message)]
+        if not columns:
+            raise ValueError(
+                f"template {self.template!r} has no column in braces; all prompts would be equal"
+            )
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """Fill the template with the row's columns."""
@@ -212,6 +210,15 @@ def _hub_rows(source: str) -> Iterator[Row]:
     except Exception as error:  # the type depends on the reason: offline, missing or gated
         raise ValueError(f"{source}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     yield from ((f"{source}: row {i}", row) for i, row in enumerate(rows))
+
+
+def _message_fields(message: Any) -> list[str]:
+    """Check a chat message of a template, and return the columns that it names."""
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        raise ValueError(f"template has a message {message!r}; possible keys: role and content, both")
+    if not all(isinstance(text, str) for text in message.values()):
+        raise ValueError(f"template has a message {message!r}; role and content must be text")
+    return _fields(message["content"])
 
 
 def _fields(template: str) -> list[str]:

@@ -84,7 +84,8 @@ class Scorer(ABC):
             reasons = Counter(score.detail for score in self._recent if score.status != "ok")
             raise ValueError(
                 f"the reward failed for {self._recent_failures} of the last {_RECENT} responses, more than "
-                f"the share task.max_failed={self.max_failed:g}; most often: {reasons.most_common(1)[0][0]}"
+                f"the share task.max_failed={self.max_failed:g}; most often: {reasons.most_common(1)[0][0]}; "
+                "mend it and start again"
             )
 
     def __enter__(self) -> Self:

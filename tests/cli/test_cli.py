@@ -63,6 +63,11 @@ REWARDS = """
     def raises(text, problem):
         raise RuntimeError("no idea")
 
+    def only_answers(text, problem):
+        if len(text) > 2 and text != problem.solution:
+            raise ValueError("no answer")
+        return 1.0 if text == problem.solution else text / 2
+
     def nan(text, problem):
         return float("nan")
 
@@ -514,6 +519,62 @@ def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refu
     assert "only runs have checkpoints" in refused("eval", "tiny", *only)
     with pytest.raises(SystemExit, match="2"):
         main(["rollouts", str(run), "--reward", "high"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["eval", "RUN", "--task", "arithmetic", "--out", "o", "--problems", "-1"],
+            "--problems: '-1': expected",
+        ),
+        (["eval", "RUN", "--task", "arithmetic", "--out", "o", "--samples", "0"], "--samples: '0': expected"),
+        (["eval", "RUN", "--task", "arithmetic", "--out", ""], "--out: the path is empty"),
+        (["eval", "RUN", "--task", "arithmetic", "--out", "o", "--seed", "9" * 20], "--seed: '9999"),
+        (
+            ["eval", "RUN", "--task", "arithmetic", "--out", "o", "--temperature", "nan"],
+            "--temperature: 'nan'",
+        ),
+        (["generate", "--model", "tiny", "--prompts", "", "--out", "o"], "--prompts: the path is empty"),
+        (["train", "CONFIG", "--out", ""], "--out: the path is empty"),
+        (
+            ["replay", "RUN", "--out", "o", "--stage", "-1"],
+            "--stage: '-1': expected a whole number, at least 0",
+        ),
+        (["rollouts", "RUN", "--show", "x"], "--show: 'x': expected a whole number, at least 0"),
+        (["export", "RUN", ""], "out: the path is empty"),
+        (["report", ""], "RUN: the path is empty"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert f"argument {message}" in capsys.readouterr().err
+
+
+def test_no_file_in_the_working_folder_hides_a_package(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    assert command("rollouts", run)[0] == 0
+    assert not {"", ".", str(tmp_path)} & set(sys.path)
+    (tmp_path / "argparse.py").write_text("raise SystemExit(7)")
+    root = str(Path(__file__).parents[2])
+    code = [sys.executable, "-m", "mugrpo_jax", "--version"]
+    done = subprocess.run(code, capture_output=True, text=True, env={"PYTHONPATH": root})
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mugrpo ")
+
+
+def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(place, tmp_path, refused):
+    raises = ["task.reward=cli_rewards:raises", "evaluation.problems=0", "batch.stages=1"]
+    message = refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *raises)
+    assert message.startswith("reward 'cli_rewards:raises' fails for problem arithmetic-train-")
+    some = ["task.reward=cli_rewards:only_answers", *raises[1:]]
+    message = refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *some)
+    assert message.startswith(
+        "stage 0: the reward failed for 32 of 32 responses, more than the share task.max_"
+    )
+    assert "most often: error (problem arithmetic-train-" in message and "ValueError: no answer" in message
+    assert f"remove {tmp_path / 'run' / 'rollouts' / 'stage-000'} and start again" in message
+    assert refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *some).startswith("stage 0: ")
 
 
 def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refused):

@@ -10,10 +10,13 @@ import tiny_checkpoints as tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mugrpo_jax import config as configs
 from mugrpo_jax.models import make_mesh
 from mugrpo_jax.models.io import huggingface as hf
 from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
+from mugrpo_jax.setup.problem_tokens import solution_tokens
+from mugrpo_jax.tasks import Problem
 
 ALPHABET = "0123456789+-*/=() \n\té日\u0301x"
 CHAT = [
@@ -95,6 +98,85 @@ def test_every_stop_token_of_a_folder_counts(generation, config, expected, tmp_p
     tokenizer = load_tokenizer(tmp_path)
     assert isinstance(tokenizer, HFTokenizer)
     assert tokenizer.eos_ids == expected
+
+
+TURNS = {
+    # ChatML: the turn ends with a token of its own, and the last one with a line break behind it.
+    "{% for m in messages %}+{{ m.role }}\n{{ m.content }}={{ '\n' }}{% endfor %}": "=",
+    # As Llama 2: a turn ends with the tokenizer's own end-of-text.
+    "{% for m in messages %}{{ m.content }}{{ eos_token if m.role != 'user' }}{% endfor %}": "",
+    # Only earlier turns end with a token.
+    "{% for m in messages %}{{ m.content }}{% if not loop.last %}*{% endif %}{% endfor %}": "*",
+    # No stop token behind a turn.
+    "{% for m in messages %}({{ m.content }}){% endfor %}": "",
+}
+
+
+@pytest.mark.parametrize(("template", "end"), TURNS.items())
+def test_a_solution_ends_as_the_chat_template_ends_a_turn(pair, template, end):
+    letters = CharTokenizer(ALPHABET + "abcdefghijklmnopqrstuvwy")
+    fast = letters._to_fast()
+    fast.chat_template = template
+    stops = letters.encode("=*/")
+    tokenizer = HFTokenizer(fast, eos_ids=stops)
+    assert tokenizer.end_id(chat=True) == (letters.encode(end)[0] if end else 1)
+    assert tokenizer.end_id(chat=False) == fast.eos_token_id == 1
+    assert letters.end_id(chat=True) == letters.end_id(chat=False) == 1
+    problem = Problem("p", ({"role": "user", "content": "1+1"},), "2", solution="2")
+    config = configs.load(None)
+    assert solution_tokens(config, tokenizer, problem)[-1] == tokenizer.end_id(chat=True)
+    assert solution_tokens(config, tokenizer, dataclasses.replace(problem, prompt="1+1"))[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('no\nroles') }}", "here: the chat template fails: TemplateError: no roles"),
+        ("{% if %}", "here: the chat template fails: TemplateSyntaxError: Expected an expression"),
+        ("{{ messages.a.b }}", "here: the chat template fails: UndefinedError"),
+        ("{{ 1 / 0 }}", "here: the chat template fails: ZeroDivisionError"),
+        ("{{ 'a' * 10**10 }}", "here: the chat template cannot be used: it takes more than 1024 MB"),
+        ("{{ messages[0].content * 10**7 }}", "here: the chat template cannot be used: it makes 20,000,000"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "here: the chat template cannot be used: it takes more than 2 s",
+        ),
+    ],
+)
+def test_a_template_that_cannot_work_is_one_line(template, message):
+    fast = CharTokenizer(ALPHABET)._to_fast()
+    fast.chat_template = template
+    with pytest.raises(ValueError) as error:
+        HFTokenizer(fast, source="here").chat(CHAT)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("generation_config.json", b"[]", "generation_config.json: a JSON list; expected an object"),
+        ("generation_config.json", b"\xff\x00", "generation_config.json: not valid JSON"),
+        ("generation_config.json", b"[" * 100_000, "generation_config.json: not valid JSON (nested too"),
+        ("generation_config.json", b'{"eos_token_id": "2"}', "eos_token_id is '2'; possible: a token id"),
+        ("generation_config.json", b'{"eos_token_id": [1, null]}', "eos_token_id is [1, None]; possible"),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": 999}',
+            "the end-of-text token 999 is not one of the 27",
+        ),
+        ("generation_config.json", b'{"eos_token_id": -1}', "the end-of-text token -1 is not one of the 27"),
+        ("tokenizer_config.json", b"3", "the tokenizer cannot be loaded"),
+        ("tokenizer_config.json", b"\xff\x00", "the tokenizer cannot be loaded"),
+        ("chat_template.jinja", b"\xff\x00", "the tokenizer cannot be loaded"),
+        ("char_tokenizer.json", b'{"alphabet": [1, 2]}', "not a character tokenizer"),
+    ],
+)
+def test_tokenizer_files_of_wrong_types_are_one_line(file, content, message, pair, tmp_path):
+    pair[1].save(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        load_tokenizer(tmp_path)
+    assert message in str(error.value) and str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_folder_tokenizer_saves_itself(pair, tmp_path):

@@ -185,6 +185,8 @@ def test_a_broken_parquet_file_is_one_clear_line(tmp_path):
             {"train": "FILE", "columns": {"template": [{"role": "user", "content": 5}]}},
             "template has a message {'role': 'user', 'content': 5}; role and content must be text",
         ),
+        ({"train": "FILE", "columns": {"template": []}}, "template () has no column in braces; all prompts"),
+        ({"train": "FILE", "columns": {"answer_part": []}}, "answer_part is []; possible: whole, hashes"),
         ({"train": "FILE", "columns": {"answer": [1]}}, "answer is [1]; possible: the name of a column"),
         ({"train": "FILE", "test": "FILE"}, "FILE: has the same problems as FILE; held-out problems must"),
         ({"train": "HALF"}, "HALF:1: problem 0: not valid Unicode"),

@@ -42,6 +42,7 @@ def _finite(params: Params) -> Any:
 
     def whole(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         inner = tuple(range(1 if path[0].key == "layers" else 0, leaf.ndim))
-        return jnp.isfinite(leaf).all(axis=inner)
+        # NaN passes through max and min. Unlike `isfinite(leaf)`, they need no array of the leaf's size.
+        return jnp.isfinite(leaf.max(axis=inner)) & jnp.isfinite(leaf.min(axis=inner))
 
     return jax.tree.map_with_path(whole, params)

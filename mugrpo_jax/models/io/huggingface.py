@@ -23,7 +23,6 @@ from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import safetensors_file
-from mugrpo_jax.models.io.finite_weights import check_finite
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
@@ -127,7 +126,7 @@ def params_from_tensors(
 ) -> tuple[Decoder, Params]:
     """Do the same as `load_huggingface` for tensors by Hugging Face name; error messages name `source`."""
     model, shapes = decoder.abstract(config)
-    names_of = {path: names for path, _, names in _named_leaves(config, shapes)}
+    names_of = tensor_names(config, shapes)
     dtype = None if dtype is None else supported_dtype(dtype)
     _check_tensors(config, shapes, tensors, source, dtype)
     if mesh is not None:
@@ -141,9 +140,12 @@ def params_from_tensors(
         return _load_leaf(leaf.shape, parts, dtype or parts[0].dtype, sharding)
 
     trees = (shapes,) if shardings is None else (shapes, shardings)
-    params = jax.tree.map_with_path(read, *trees)
-    check_finite(params, names_of, source, mesh)
-    return model, params
+    return model, jax.tree.map_with_path(read, *trees)
+
+
+def tensor_names(config: ModelConfig, params: Params) -> dict[tuple[Any, ...], list[str]]:
+    """Return the Hugging Face names of each parameter by path. A stacked parameter has a name per layer."""
+    return {path: names for path, _, names in _named_leaves(config, params)}
 
 
 def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:

@@ -14,6 +14,7 @@ from mugrpo_jax.models import decoder
 from mugrpo_jax.models import model_config as configs
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.io import huggingface
+from mugrpo_jax.models.io.finite_weights import check_finite
 from mugrpo_jax.models.io.gguf import GGUFFile
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.models.model_config import ModelConfig
@@ -67,6 +68,7 @@ def load_model(
         load = functools.partial(huggingface.load_huggingface, path)
     _check_vocabulary(path, tokenizer, config)
     model, params = load(dtype=dtype, mesh=mesh)
+    check_finite(params, huggingface.tensor_names(config, params), str(path), mesh)
     return LoadedModel(model, params, tokenizer, path if path.is_dir() else None)
 
 

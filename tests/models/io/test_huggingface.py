@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import tiny_checkpoints as tiny
 
-from mugrpo_jax.models import decoder, make_mesh
+from mugrpo_jax.models import decoder, make_mesh, model_config
 from mugrpo_jax.models.io import huggingface as hf
 from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.models.model_config import read_hf
 from mugrpo_jax.models.weights import cast, param_sharding
 
@@ -344,17 +346,115 @@ def test_a_mesh_that_does_not_divide_and_an_unknown_dtype_are_refused_first(tmp_
             hf.load_huggingface(tmp_path / "a", dtype=wrong)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "32"}, "hidden_size is '32'; possible: a whole number from 1"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000; possible: a whole number from 1"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers is 1000000000; possible: a whole number from 1 to 4096",
+        ),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; possible: a whole number from 1"),
+        ({"num_key_value_heads": True}, "num_key_value_heads is True; possible"),
+        ({"head_dim": 2.5}, "head_dim is 2.5; possible"),
+        ({"vocab_size": None}, "vocab_size is None; possible"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings is 'long'; possible"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; possible: a finite number above 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; possible: a finite number above 0"),
+        ({"rope_theta": [1]}, "rope_theta is [1]; possible: a finite number above 0"),
+        ({"rope_scaling": "llama3"}, "rope_scaling is 'llama3'; possible: keys and values"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": "x"}},
+            "rope scaling 'llama3' lacks the key 'low_freq_factor'",
+        ),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; possible: true, false"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; possible: a list"),
+        ({"architectures": [["x"]]}, "architecture ['x'] is not supported"),
+    ],
+)
+def test_a_config_of_wrong_types_is_one_line(changes, message, tmp_path):
+    hf_config = model_config.to_hf(tiny.FAMILIES["llama-untied"])
+    (tmp_path / "config.json").write_text(json.dumps(hf_config | changes))
+    with pytest.raises(ValueError) as error:
+        model_config.read_hf(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ") and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("[" * 100_000, "its header is not JSON"),
+        ({"a": 5}, "header entry of 'a' is malformed"),
+        ({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, "header entry of 'a' is malformed"),
+        ({"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}, "header entry of 'a' is malformed"),
+        (
+            {"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+            "header entry of 'a' is malformed",
+        ),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": 4}}, "header entry of 'a' is malformed"),
+        (
+            {
+                "a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+                "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            },
+            "tensors b and a overlap",
+        ),
+    ],
+)
+def test_a_header_of_wrong_types_is_one_line(header, message, tmp_path):
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(ValueError) as error:
+        hf.tensors_in_folder(tmp_path)
+    assert f"{tmp_path / 'model.safetensors'}: " in str(error.value) and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "5", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', "\x00"]
+)
+def test_an_index_of_wrong_types_is_one_line(content, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index.json: not a safetensors index") as error:
+        hf.tensors_in_folder(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_that_are_not_finite_are_named(sharded, tmp_path):
+    config = tiny.FAMILIES["llama-tied"]
+    _, params = tiny.random_params(config)
+    params["layers"]["q"] = params["layers"]["q"].at[1, 2, 3].set(jnp.inf)
+    params["norm"] = params["norm"].at[0].set(jnp.nan)
+    hf.save_huggingface(params, tmp_path / "a", config=config, tokenizer=tiny.TOKENIZER)
+    mesh = make_mesh(fsdp=4, tensor=2) if sharded else None
+    with pytest.raises(ValueError, match=r"a: tensor model.layers.1.self_attn.q_proj.weight \(and 1 more"):
+        load_model(tmp_path / "a", mesh=mesh)
+
+
+def test_an_export_removes_what_killed_exports_left(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [tmp_path / f".a.{number}.tmp" for number in (gone.pid, os.getppid())]
+    other = tmp_path / f".b.{gone.pid}.tmp"
+    for folder in (*left, other):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    tiny.write(tmp_path / "a", tiny.FAMILIES["llama-tied"])
+    assert [folder.exists() for folder in (*left, other)] == [False, True, True]  # one export still runs
+
+
 MEASURE = """
 import sys, jax
-from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io.loading import load_model
 from pathlib import Path
 
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
 
-hf.load_huggingface(sys.argv[1], dtype="float32")       # everything imported, everything warm
+load_model(sys.argv[1], dtype="float32")       # everything imported, everything warm
 before = peak()
-_, params = hf.load_huggingface(sys.argv[2], dtype="float32")
+params = load_model(sys.argv[2], dtype="float32").params
 print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
 
@@ -373,7 +473,7 @@ def test_loading_needs_the_target_and_a_few_tensors_but_no_second_model(tmp_path
     )
     _, shapes = decoder.abstract(config)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, ml_dtypes.bfloat16), shapes)
-    hf.save_huggingface(zeros, tmp_path / "large", config=config)
+    hf.save_huggingface(zeros, tmp_path / "large", config=config, tokenizer=tiny.TOKENIZER)
     tiny.write(tmp_path / "small", tiny.FAMILIES["llama-tied"])
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "large")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,139 @@
+"""What is checked before a run starts: prompts, data files and the reward."""
+
+import sys
+
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import stages
+from mugrpo_jax.loop.failed_rewards import check_failed
+from mugrpo_jax.loop.preflight import check_problems, dry_run
+from mugrpo_jax.runs.run_data import claim_data
+from mugrpo_jax.runs.run_folder import RunFolder
+from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.tasks import load_task
+
+TINY = "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 24}"
+SIZES = ["sampling.max_prompt_tokens=6", "batch.prompts_per_update=2", "batch.updates_per_stage=1"]
+REWARDS = """
+import sys
+def fine(text, problem): return float(text == problem.answer)
+def raises(text, problem): raise RuntimeError("no idea")
+def leaves(text, problem): sys.exit(0)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The working folder, with data and rewards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    prompts = ["1+1=", "2+2=", "11111+1=", "3+3=", "22222+2="]
+    rows = [f'{{"question": "{prompt}", "answer": "2", "solution": "2"}}\n' for prompt in prompts]
+    (tmp_path / "train.jsonl").write_text("".join(rows))
+    (tmp_path / "test.jsonl").write_text('{"question": "4+4=", "answer": "8"}\n')
+    yield tmp_path
+    sys.modules.pop("my_rewards", None)
+
+
+def config(*overrides, train="train.jsonl"):
+    data = [f"task.options={{train: {train}, test: test.jsonl, reward: exact}}", "task.name=dataset"]
+    return configs.load(None, [TINY, *SIZES, *data, *overrides])
+
+
+def checked(config):
+    task = load_task(config.task.name, **config.task.options)
+    return check_problems(config, task, run_model_tokenizer(config))
+
+
+def test_every_prompt_is_measured_before_the_start(place):
+    for start in (lambda: dry_run(config(), place / "run"), lambda: stages.train(config(), place / "run")):
+        with pytest.raises(ConfigError) as error:
+            start()
+        assert str(error.value).startswith("train.jsonl:3: problem 2: its prompt has 9 tokens, sampling.max_")
+        assert "2 of 6 prompts are too long, the longest has 9 tokens; raise the limit, or" in str(
+            error.value
+        )
+    assert not (place / "run").exists()
+    _, about = checked(config("sampling.max_prompt_tokens=9"))
+    assert about == "prompts     6 checked, the longest has 9 of 9 tokens"
+
+
+def test_only_problems_that_the_run_uses_are_refused(place):
+    few = ["batch.stages=1", "evaluation.problems=0"]
+    used = {str(seed): checked_count(config(*few, f"seed={seed}")) for seed in range(24)}
+    assert set(used.values()) == {2, None}  # with some seeds, a run of two prompts has no overlong one
+
+
+def checked_count(config):
+    try:
+        return int(checked(config)[1].split()[1])
+    except ConfigError:
+        return None
+
+
+def test_overlong_prompts_are_dropped_if_asked_for(place):
+    drop = "sampling.overlong_prompts=drop"
+    task, about = checked(config(drop))
+    assert [problem.id for problem in task.train] == ["0", "1", "3"] and len(task.test) == 1
+    assert about == "prompts     6 checked, the longest has 5 of 6 tokens; 2 longer ones are left out"
+    with pytest.raises(ConfigError, match=r"task dataset: no training prompt has at most 2 tokens"):
+        checked(config(drop, "sampling.max_prompt_tokens=2"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["warm_start.updates=1"], "train.jsonl:1: problem 0: no worked solution"),
+        (["task.reward=my_rewards:raises"], "reward 'my_rewards:raises' fails for train.jsonl:1: problem 0 "),
+        (["task.reward=my_rewards:leaves"], "error (SystemExit: 0); mend it, or allow such failures with"),
+        (["task.reward=leaves:reward"], "reward 'leaves:reward': cannot import 'leaves': SystemExit(0)"),
+        (["task.reward=nowhere:reward"], "reward 'nowhere:reward': cannot import 'nowhere'"),
+        (["model.attention=cudnn"], "model.attention: cudnn needs a GPU, this machine has a CPU; use auto"),
+        (["model.attention=splash"], "model.attention: splash needs a TPU, this machine has a CPU; use auto"),
+        (
+            ["task.options.train=odd.jsonl"],
+            "odd.jsonl:1: problem 0: its prompt cannot be made into tokens: Char",
+        ),
+    ],
+)
+def test_what_would_fail_later_is_one_line_before_the_start(place, overrides, message):
+    (place / "odd.jsonl").write_text('{"question": "what?", "answer": "2"}\n')
+    long = ["sampling.max_prompt_tokens=9", "task.scorers=0"]
+    with pytest.raises(ValueError) as error:
+        stages.train(config(*long, *overrides), place / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (place / "run").exists()
+
+
+def test_a_reward_may_fail_if_the_config_allows_it(place):
+    long = ["sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:raises"]
+    assert "prompts     6 checked" in dry_run(config(*long, "task.max_failed=1"), place / "run")
+
+
+def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
+    mine = config("sampling.max_prompt_tokens=9")
+    RunFolder(place / "run", mine)
+    claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
+    dry_run(mine, place / "run")
+    with (place / "train.jsonl").open("a") as file:
+        file.write('{"question": "5+5=", "answer": "10"}\n')
+    for start in (dry_run, stages.train):
+        with pytest.raises(ConfigError, match=r"^train.jsonl: its problems have changed since the run in"):
+            start(mine, place / "run")
+    with pytest.raises(ConfigError, match=r"seed \(0 there, 1 here\)"):
+        dry_run(config("sampling.max_prompt_tokens=9", "seed=1"), place / "run")
+
+
+def test_too_many_failed_rewards_are_one_line_with_the_most_frequent_reason():
+    statuses, examples = {"ok": 1, "error": 20, "timeout": 3}, {"error": "problem 3: KeyError: 'x'"}
+    with pytest.raises(
+        ConfigError, match=r"stage 0: the reward failed for 23 of 24 .*: error \(problem 3: Key"
+    ):
+        check_failed(configs.load(None), "stage 0", statuses, examples, "mend it")
+    check_failed(configs.load(None, ["task.max_failed=1"]), "stage 0", statuses, examples, "mend it")
+    check_failed(configs.load(None), "stage 0", {"ok": 3, "error": 20}, examples, "mend it")
+    check_failed(configs.load(None), "stage 0", {"error": 4}, examples, "mend it")  # too few to say
