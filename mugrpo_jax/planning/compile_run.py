@@ -20,6 +20,7 @@ from mugrpo_jax.planning.program_list import programs_of
 from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
+from mugrpo_jax.setup.devices import local_device
 from mugrpo_jax.setup.initial_model import run_model_shape
 
 
@@ -60,8 +61,7 @@ def check_memory(run: RunPlan) -> None:
     """Compile a run's programs for its own devices. Raise a `ConfigError` if a program does not fit."""
     if run.problem is not None:
         raise ConfigError(f"memory: {run.problem}")
-    devices = list(run.mesh.devices.flat)
-    topology = Topology("of this run", chip_of(devices[0]), devices)
+    topology = Topology("of this run", chip_of(local_device(run.mesh)), list(run.mesh.devices.flat))
     for program in programs_of(run):
         compiled = compile_program(program, topology)
         if not compiled.fits(topology.chip):

@@ -15,7 +15,7 @@ from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
-from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.devices import local_device, run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.reference_policy import check_reference, reference_shape
 from mugrpo_jax.setup.sizes import sampler_plan, update_buckets, update_statistics
@@ -265,7 +265,7 @@ def plan_run(
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
     frozen = bytes_on_device((state.proximal, kept_reference(config, mesh)))
-    device = free_memory(mesh.devices.flat[0]) if device_memory is None else device_memory
+    device = free_memory(local_device(mesh)) if device_memory is None else device_memory
     sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift + frozen, device)
     memory = Memory(
         weights=weights,

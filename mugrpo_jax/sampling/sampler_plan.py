@@ -128,7 +128,7 @@ def plan_sampler(
         )
     if mesh is not None:
         check_mesh(config, mesh)
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
     # cuDNN reads only the filled cache entries of each slot; other backends read the whole bucket.

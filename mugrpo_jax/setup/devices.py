@@ -35,6 +35,12 @@ def _check_attention(config: RunConfig, mesh: Mesh) -> None:
         )
 
 
+def local_device(mesh: Mesh) -> Any:
+    """Return the first device of this host. Only a host's own devices tell how much memory is free."""
+    devices = list(mesh.devices.flat)
+    return next((d for d in devices if d.process_index == jax.process_index()), devices[0])
+
+
 def sampling_mesh(mesh: Mesh, tensor: int) -> Mesh | None:
     """Return a mesh of this host's devices, `tensor` of them per copy of the weights; None for one device."""
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]

@@ -15,6 +15,7 @@ from mugrpo_jax import models, rollouts
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
+from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import update_stream
 from mugrpo_jax.runs.journal import Journal
@@ -271,6 +272,19 @@ def test_records_follow_two_updates_behind_and_flush_in_order():
         assert [about for about, _ in seen] == list(range(max(0, update - 1)))
     pending.flush()
     assert seen == [(update, {"loss": float(update)}) for update in range(4)]
+
+
+def test_a_resumed_run_keeps_the_slots_that_were_planned(place, monkeypatch):
+    config = configs.changed(configs.load(place / "run.yaml"), ["sampling.slots=null"])
+    planned, memory = [], [10**9]
+    monkeypatch.setattr("mugrpo_jax.sampling.sampler_plan.free_memory", lambda device: memory[-1])
+    for _ in range(2):
+        with open_run(config, place / "slots") as run:
+            plan = run.setup.sampler_plan
+        planned.append(plan.slots)
+        # For the second time, too little to plan so many anew.
+        memory.append(plan.weight_bytes + plan.cache_bytes + plan.work_bytes)
+    assert planned == [128, 128] and (place / "slots" / "sampler.json").exists()
 
 
 def test_too_many_skipped_updates_stop_the_run(place):

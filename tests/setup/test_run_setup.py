@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.planning import run_plan
 from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup import sizes
-from mugrpo_jax.setup.devices import copy_on_host, sampling_mesh
+from mugrpo_jax.setup.devices import copy_on_host, local_device, sampling_mesh
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run
 from mugrpo_jax.tasks import Problem
@@ -48,6 +50,18 @@ def test_a_prompt_and_a_solution_become_tokens_with_their_ends(setup):
 def test_what_does_not_fit_is_refused_by_the_problem(setup, method, problem, message):
     with pytest.raises(ConfigError, match=message):
         getattr(setup, method)(problem)
+
+
+def test_memory_is_asked_of_a_device_of_this_host(setup, monkeypatch):
+    """The first device of a mesh belongs to another host on all hosts but one, and then does not answer."""
+    chips = [types.SimpleNamespace(process_index=process, id=i) for i, process in enumerate((1, 1, 0, 0))]
+    mesh = types.SimpleNamespace(devices=np.array(chips, object).reshape(1, 4, 1))
+    assert local_device(mesh) is chips[2]
+    asked = []
+    monkeypatch.setattr(run_plan, "local_device", lambda mesh: mesh.devices.flat[3])
+    monkeypatch.setattr(run_plan, "free_memory", lambda device: asked.append(device) or 10**9)
+    run_plan.plan_run(setup.config, setup.model.config, setup.mesh)
+    assert asked == [setup.mesh.devices.flat[3]]
 
 
 def test_sampling_devices_must_divide_those_of_the_host(setup):
