@@ -33,9 +33,11 @@ _ending = threading.Lock()
 def end_process(status: int, message: str) -> NoReturn:
     """Print a message and end this process at once, without waiting for other threads or hosts."""
     _ending.acquire()  # never released: only the first message is printed
-    print(f"mugrpo: {message}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(status)
+    try:
+        print(f"mugrpo: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    finally:  # also if nobody reads the output any more
+        os._exit(status)
 
 
 class HostLink:
