@@ -6,7 +6,7 @@ Each process gets the variables or flags of the launcher, and imitated devices o
 import contextlib
 import dataclasses
 import http.server
-import json
+import logging
 import os
 import socket
 import subprocess
@@ -23,6 +23,7 @@ import numpy as np
 from mugrpo_jax import rollouts
 from mugrpo_jax.setup.trained_model import trained_model
 
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a lot about every checkpoint
 CONFIG = """
 model:
   source: tiny
@@ -226,7 +227,3 @@ def difference(a: Path, b: Path) -> tuple[bool, float]:
         tokens.append([rollout.tokens.tolist() for group in groups for rollout in group.rollouts])
     weights = [jax.tree.leaves(jax.device_get(trained_model(folder, UPDATES).params)) for folder in (a, b)]
     return tokens[0] == tokens[1], max(float(np.abs(x - y).max()) for x, y in zip(*weights, strict=True))
-
-
-def journal(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

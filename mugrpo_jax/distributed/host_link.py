@@ -39,12 +39,14 @@ def at_end(action: Callable[[], None]) -> None:
 def end_process(status: int, message: str) -> NoReturn:
     """Print a message and end this process at once, without waiting for other threads or hosts."""
     _ending.acquire()  # never released: only the first message is printed
-    for action in _at_end:
-        with contextlib.suppress(Exception):
-            action()
-    print(f"mugrpo: {message}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(status)
+    try:
+        for action in _at_end:
+            with contextlib.suppress(Exception):
+                action()
+        print(f"mugrpo: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    finally:  # also if nobody reads the output any more
+        os._exit(status)
 
 
 class HostLink:

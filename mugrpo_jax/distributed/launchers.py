@@ -46,6 +46,7 @@ def find_launch(
 
     Flags come first. Flags that are missing are taken from JAX's variables, then from the launcher.
     """
+    by_hand = "--coordinator" if coordinator else "JAX_COORDINATOR_ADDRESS"
     coordinator = coordinator or environment.get("JAX_COORDINATOR_ADDRESS")
     processes = _number(environment, "JAX_NUM_PROCESSES") if processes is None else processes
     process = _number(environment, "JAX_PROCESS_ID") if process is None else process
@@ -59,7 +60,7 @@ def find_launch(
         )
     host, port = (found.host, found.port) if coordinator is None and found else _split(coordinator or "")
     launch = Launch(
-        "--coordinator" if found is None else found.launcher,
+        by_hand if found is None else found.launcher,
         host,
         port,
         found.processes if processes is None and found else processes or 0,

@@ -70,6 +70,20 @@ def by_slurm(count):
     return [(names | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}, []) for i in range(count)]
 
 
+def by_open_mpi(count):
+    """What `mpirun` of Open MPI 5 sets on one host."""
+    names = {"PMIX_NAMESPACE": f"prterun-{free_port()}@1", "JAX_COORDINATOR_PORT": str(free_port())}
+    names |= {"OMPI_COMM_WORLD_SIZE": str(count), "OMPI_COMM_WORLD_LOCAL_SIZE": str(count)}
+    return [(names | {"OMPI_COMM_WORLD_RANK": str(i)}, []) for i in range(count)]
+
+
+def by_gke(slices):
+    """What GKE sets in the pods of several TPU slices of one host each."""
+    names = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": str(slices)}
+    names |= {"MEGASCALE_COORDINATOR_ADDRESS": "localhost:8080", "JAX_COORDINATOR_PORT": str(free_port())}
+    return [(names | {"MEGASCALE_SLICE_ID": str(i)}, []) for i in range(slices)]
+
+
 def launch(out, processes, *overrides, devices=8, kills=None, own=None):
     """Start a run's processes and wait for them; `kills` and `own` overrides are by process."""
     started, running = time.monotonic(), []
@@ -128,6 +142,7 @@ def alone(place):
 def two_shown(place):
     codes, shown, _ = launch(place / "two", by_slurm(2))
     assert codes == [0, 0], shown
+    assert shown[0].startswith("hosts: 2 processes through SLURM, 8 cpu devices, 4 in each process\n")
     return shown
 
 
@@ -244,8 +259,9 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
 
 
 def test_hosts_that_disagree_all_stop_and_name_the_key(place):
-    codes, shown, _ = launch(place / "disagree", by_flags(2), own={1: ["seed=7"]})
+    codes, shown, _ = launch(place / "disagree", by_open_mpi(2), own={1: ["seed=7"]})
     assert codes == [2, 2], shown
+    assert "hosts: 2 processes through Open MPI, 8 cpu devices, 4 in each process" in shown[0]
     for text in shown:
         assert "hosts disagree on the config: seed (7 there, 0 here)" in text
     assert not (place / "disagree").exists()
@@ -254,8 +270,9 @@ def test_hosts_that_disagree_all_stop_and_name_the_key(place):
 def test_a_failure_of_one_host_is_named_on_all(place):
     missing = ["task.name=dataset", "task.options={train: there.jsonl}"]
     (place / "there.jsonl").unlink(missing_ok=True)
-    codes, shown, _ = launch(place / "failed", by_flags(2), *missing)
+    codes, shown, _ = launch(place / "failed", by_gke(2), *missing)
     assert codes == [2, 2], shown
+    assert "hosts: 2 processes through GKE, 2 slices, 8 cpu devices, 4 in each process" in shown[0]
     assert all("there.jsonl: no such file" in text for text in shown)
 
 

@@ -52,7 +52,7 @@ SLURM_PORT = 61440 + 70001 % 4096
         (GKE | SLICES, Launch("GKE, 2 slices", "s-0.s", 8482, 8, 6)),
         (
             {"JAX_COORDINATOR_ADDRESS": "[fd00::1]:80", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"},
-            Launch("--coordinator", "fd00::1", 80, 2, 1),
+            Launch("JAX_COORDINATOR_ADDRESS", "fd00::1", 80, 2, 1),
         ),
     ],
 )

@@ -100,3 +100,16 @@ def test_jax_is_given_the_devices_of_this_process(monkeypatch):
     assert (told["num_processes"], told["process_id"]) == (4, 2)
     assert told["coordinator_address"] == told["coordinator_bind_address"] == "127.0.0.1:5"
     assert told["cluster_detection_method"] == "deactivate"  # JAX would take the device of SLURM_LOCALID
+
+
+def test_processes_with_different_devices_are_refused(monkeypatch):
+    class Link:
+        def gather(self, name, value):
+            return [value, "7 gpu"]
+
+    monkeypatch.setattr(launch.HostLink, "current", Link())
+    count = launch.jax.local_device_count()
+    with pytest.raises(
+        ConfigError, match=f"process 1 has 7 gpu devices, but process 0 has {count} cpu devices"
+    ):
+        launch._announce(Launch("SLURM", "here", 1, 2, 0))
