@@ -6,6 +6,7 @@ Prints one JSON line per measurement:
     python scripts/bench_update.py                        # both shapes of the documentation, best settings
     python scripts/bench_update.py --sweep                # every remat, scan and micro-batch setting
     python scripts/bench_update.py --check                # cuDNN attention against XLA, at odd lengths
+    python scripts/bench_update.py --statistics           # the cost of statistics of the whole update
     python scripts/bench_update.py --torch                # transformers on torch, same shapes
     python scripts/bench_update.py --small                # a tiny shape, to check that the script runs
 
@@ -56,6 +57,7 @@ CASES = (
     Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 32, "none", False),
     Case("smollm2-135m", SMOLLM2_135M, 256, 640, 128, "none", False),
 )
+MU_GRPO = objectives.ObjectiveConfig("mu_grpo")
 SMALL_CASE = Case("small", SMALL, 8, 64, 4, "dots", True)
 
 
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--only", help="one case by name")
     parser.add_argument("--sweep", action="store_true", help="try the settings one by one")
     parser.add_argument("--check", action="store_true", help="cuDNN against XLA attention")
+    parser.add_argument("--statistics", action="store_true", help="objectives with statistics, both ways")
     parser.add_argument("--torch", action="store_true", help="time transformers on torch")
     parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
@@ -83,6 +86,8 @@ def main() -> None:
                 measure(variant, dtype, arguments.repeats, arguments.peak, profile=arguments.profile)
             except Exception as error:  # in a sweep, out of memory is a result
                 say(case=variant.name, **settings(variant), error=str(error).splitlines()[0][:200])
+        if arguments.statistics:
+            measure_statistics(case, dtype, arguments.repeats, arguments.peak)
         if arguments.torch:
             measure_torch(case, arguments.repeats, arguments.peak)
 
@@ -102,14 +107,36 @@ def settings(case: Case) -> dict[str, Any]:
     return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
 
 
-def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> float:
-    """Time the gradient of one update; returns tokens per second."""
+def measure_statistics(case: Case, dtype: str, repeats: int, peak: float) -> None:
+    """Time objectives with batch statistics of each micro-batch, and with those of the whole update."""
+    for name in objectives.STATISTICS:
+        config = objectives.ObjectiveConfig(name)
+        apart, pooled = (
+            measure(case, dtype, repeats, peak, config=config, pooled=pooled) for pooled in (False, True)
+        )
+        say(case=case.name, objective=name, update_takes_times_micro_batch=round(apart / pooled, 3))
+
+
+def measure(
+    case: Case,
+    dtype: str,
+    repeats: int,
+    peak: float,
+    *,
+    profile: bool = False,
+    config: objectives.ObjectiveConfig = MU_GRPO,
+    pooled: bool = False,
+) -> float:
+    """Time the gradient of one update; returns tokens per second. `pooled`: statistics of the update."""
     model, params = models.create(case.model)
     optimizer = training.make_optimizer(OptimizerSection(), 1, model)
     options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
     mesh = models.make_mesh(devices=jax.devices()[:1])
     state = training.abstract_state(optimizer, mesh, model, track_drift=False)
-    step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    statistics = config.statistics() if pooled else None
+    step = training.UpdateStep(
+        model, config.build(), optimizer, mesh, options, state=state, statistics=statistics
+    )
     micro = [batch(case, i) for i in range(case.rows // case.micro_rows)]
     update = Update(tuple(micro), float(sum(b["mask"].sum() for b in micro)), {})
 
@@ -124,7 +151,9 @@ def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool 
     run()
     compile_s = time.perf_counter() - started
     seconds = median_seconds(run, repeats)
-    more = {"compile_s": round(compile_s, 1), "peak_gb": peak_memory()}
+    more = {"compile_s": round(compile_s, 1), "peak_gb": peak_memory(), "objective": config.name}
+    if config.statistics() is not None:
+        more["statistics"] = "update" if pooled else "micro_batch"
     report(case, "mugrpo_jax", seconds, peak, **settings(case), **more)
     if profile:
         for row in profiling.summary(run):

@@ -12,7 +12,7 @@ import numpy as np
 
 BIN = 32  # updates averaged into one line of the collected files
 KEPT = (
-    *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "triggered/negative_responses"),
+    *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "abandoned/negative_responses"),
     *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
     *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups"),
 )

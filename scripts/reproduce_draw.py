@@ -4,7 +4,7 @@ import collections
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ MARKERS = "o^sDvP*X"
 DIAGNOSTICS = {
     "clipped/tokens": "clipped tokens",
     "vetoed/tokens": "vetoed tokens",
-    "triggered/negative_responses": "wrong responses with an abandoned token",
+    "abandoned/negative_responses": "wrong responses with an abandoned token",
     "ratio/negative_tokens": "mean ratio where A < 0",
     "ess/tokens": "effective sample size / tokens",
     "drift": "drift since the stage began",
@@ -128,6 +128,8 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     figure, panels = plt.subplots(2, 4, figsize=(17, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
         for run in runs:
+            if name == "vetoed/tokens" and not _vetoes(run["objective"]):
+                continue  # older runs recorded what µ-GRPO would have vetoed
             points = [point for point in run["bins"] if point.get(name) is not None]
             style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
             axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
@@ -138,6 +140,10 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     for axis in panels[1]:
         axis.set_xlabel("updates")
     _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
+
+
+def _vetoes(objective: Mapping[str, Any]) -> bool:
+    return objective["name"] == "mu_grpo" and objective["knobs"].get("veto", "suffix") != "none"
 
 
 def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:

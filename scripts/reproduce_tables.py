@@ -112,7 +112,7 @@ def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
     yield f"|{'---|' * 7}"
     for run in runs:
         low = min(run["evaluations"][1:] or run["evaluations"], key=lambda point: point["accuracy"])
-        name = "triggered/negative_responses"
+        name = "abandoned/negative_responses"
         most = max(run["bins"], key=lambda point: point.get(name, 0.0))
         accuracy, share = f"{low['accuracy']:.3f}", f"{100 * most.get(name, 0.0):.1f} %"
         sizes = [point["ess/tokens"] for point in run["bins"] if "ess/tokens" in point]

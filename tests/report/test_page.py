@@ -8,7 +8,8 @@ from synthetic import write_run
 from mugrpo_jax import report
 from mugrpo_jax.report import panels
 
-FIGURES = [f"figure-{m.__name__.replace('_', '-')}" for makers in panels.SECTIONS.values() for m in makers]
+MAKERS = [maker.__name__ for makers in panels.SECTIONS.values() for maker in makers]
+FIGURES = [f"figure-{name.replace('_', '-')}" for name in MAKERS if name != "adapted"]  # not for µ-GRPO
 # Counts the coloured pixels of a chart: all, or those of the first run (blue) or of the second (orange). The
 # canvases of a chart are inside shadow roots.
 INK = """(id, which) => {

@@ -29,7 +29,8 @@ def test_a_run_in_numbers(tmp_path):
     assert last.update_seconds == pytest.approx(2.0) and last.accuracy == pytest.approx(0.8)
     text = report.summary(run)
     assert "held-out accuracy 0.200 ± 0.020 → 0.800 ± 0.020 on 50 problems" in text
-    assert text.splitlines()[-1].split() == ["2", "4", "0.600", "0.44", "%", "0.472", "12.0", "2.0", "0.800"]
+    row = ["2", "4", "0.600", "0.38", "%", "0.44", "%", "0.472", "12.0", "2.0", "0.800"]
+    assert text.splitlines()[-1].split() == row
     assert run.finished and run.done == 12
 
 
