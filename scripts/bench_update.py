@@ -5,6 +5,7 @@ Prints one JSON line per measurement:
 
     python scripts/bench_update.py                        # both shapes of the documentation, best settings
     python scripts/bench_update.py --sweep                # every remat, scan and micro-batch setting
+    python scripts/bench_update.py --losses               # cost of entropy and proximal policy
     python scripts/bench_update.py --check                # cuDNN attention against XLA, at odd lengths
     python scripts/bench_update.py --torch                # transformers on torch, same shapes
     python scripts/bench_update.py --small                # a tiny shape, to check that the script runs
@@ -20,7 +21,7 @@ import functools
 import itertools
 import json
 import time
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,14 @@ class Case:
     micro_rows: int
     remat: str
     scan: bool
+    entropy: Literal["none", "value", "gradient"] = "none"
+    proximal: Literal["none", "state", "policy"] = "none"
+
+    @property
+    def objective(self) -> objectives.ObjectiveConfig:
+        """The objective that needs what the case measures."""
+        knobs = {"entropy_coef": 0.01} if self.entropy == "gradient" else {}
+        return objectives.ObjectiveConfig("mu_grpo" if self.proximal == "none" else "decoupled_ppo", knobs)
 
 
 CASES = (
@@ -65,6 +74,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="one case by name")
     parser.add_argument("--sweep", action="store_true", help="try the settings one by one")
+    parser.add_argument("--losses", action="store_true", help="measure what entropy and proximal policy cost")
     parser.add_argument("--check", action="store_true", help="cuDNN against XLA attention")
     parser.add_argument("--torch", action="store_true", help="time transformers on torch")
     parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
@@ -78,7 +88,7 @@ def main() -> None:
     if arguments.check:
         check_attention(dtype)
     for case in cases:
-        for variant in sweep(case) if arguments.sweep else [case]:
+        for variant in sweep(case) if arguments.sweep else losses(case) if arguments.losses else [case]:
             try:
                 measure(variant, dtype, arguments.repeats, arguments.peak, profile=arguments.profile)
             except Exception as error:  # in a sweep, out of memory is a result
@@ -98,29 +108,47 @@ def sweep(case: Case) -> list[Case]:
     ]
 
 
+def losses(case: Case) -> list[Case]:
+    """The case without entropy, with the entropy as a metric, as a bonus, and with a proximal policy."""
+    entropies: tuple[Literal["none", "value", "gradient"], ...] = ("none", "value", "gradient")
+    variants = [dataclasses.replace(case, entropy=entropy) for entropy in entropies]
+    return [*variants, dataclasses.replace(case, proximal="state")]
+
+
 def settings(case: Case) -> dict[str, Any]:
-    return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
+    layers = "scan" if case.scan else "unroll"
+    more = {"entropy": case.entropy, "proximal": case.proximal}
+    return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": layers, **more}
 
 
 def measure(case: Case, dtype: str, repeats: int, peak: float, *, profile: bool = False) -> float:
     """Time the gradient of one update; returns tokens per second."""
     model, params = models.create(case.model)
     optimizer = training.make_optimizer(OptimizerSection(), 1, model)
-    options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
+    options = training.StepOptions(
+        compute_dtype=dtype,
+        remat=case.remat,
+        scan=case.scan,
+        entropy=case.entropy,
+        proximal=case.proximal,
+    )
     state = jax.eval_shape(
         functools.partial(training.init_state, optimizer=optimizer, track_drift=False), params
     )
     mesh = models.make_mesh(devices=jax.devices()[:1])
-    step = training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state)
+    step = training.UpdateStep(model, case.objective.build(), optimizer, mesh, options, state=state)
     micro = [batch(case, i) for i in range(case.rows // case.micro_rows)]
     update = Update(tuple(micro), float(sum(b["mask"].sum() for b in micro)), {})
 
     @dataclasses.dataclass
     class Holder:
         params: Any
+        proximal: Any
+
+    holder: Any = Holder(params, models.cast(params, jnp.dtype(dtype)) if case.proximal == "state" else None)
 
     def run() -> None:
-        jax.block_until_ready(step.gradient(Holder(params), update)[0])  # type: ignore[arg-type]  # it reads only the params
+        jax.block_until_ready(step.gradient(holder, update)[0])  # it reads only these two fields
 
     started = time.perf_counter()
     run()

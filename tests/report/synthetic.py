@@ -104,6 +104,7 @@ def _update(stage, i, mu, total, rng):
         "triggered/negative_responses": 0.1 * share,
         "clipped/tokens": 0.01 * share,
         "clipped/positive_tokens": 0.02 * share,
+        "entropy/tokens": 0.5 - 0.1 * share,
         "ess/tokens": math.exp(-share),
         "sequence_ess/responses": math.exp(-4 * share),
         **{f"ratio_{name}/positive_tokens": value for name, value in ratios.items()},
