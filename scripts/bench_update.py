@@ -5,6 +5,7 @@ Prints one JSON line per measurement:
 
     python scripts/bench_update.py                        # both shapes of the documentation, best settings
     python scripts/bench_update.py --sweep                # every remat, scan and micro-batch setting
+    python scripts/bench_update.py --losses               # cost of entropy and proximal policy
     python scripts/bench_update.py --check                # cuDNN attention against XLA, at odd lengths
     python scripts/bench_update.py --statistics           # the cost of statistics of the whole update
     python scripts/bench_update.py --torch                # transformers on torch, same shapes
@@ -21,7 +22,7 @@ import functools
 import itertools
 import json
 import time
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,14 @@ class Case:
     micro_rows: int
     remat: str
     scan: bool
+    entropy: Literal["none", "value", "gradient"] = "none"
+    proximal: Literal["none", "state", "policy"] = "none"
+
+    @property
+    def objective(self) -> objectives.ObjectiveConfig:
+        """The objective that needs what the case measures."""
+        knobs = {"entropy_coef": 0.01} if self.entropy == "gradient" else {}
+        return objectives.ObjectiveConfig("mu_grpo" if self.proximal == "none" else "decoupled_ppo", knobs)
 
 
 CASES = (
@@ -67,6 +76,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="one case by name")
     parser.add_argument("--sweep", action="store_true", help="try the settings one by one")
+    parser.add_argument("--losses", action="store_true", help="measure what entropy and proximal policy cost")
     parser.add_argument("--check", action="store_true", help="cuDNN against XLA attention")
     parser.add_argument("--statistics", action="store_true", help="objectives with statistics, both ways")
     parser.add_argument("--torch", action="store_true", help="time transformers on torch")
@@ -81,7 +91,7 @@ def main() -> None:
     if arguments.check:
         check_attention(dtype)
     for case in cases:
-        for variant in sweep(case) if arguments.sweep else [case]:
+        for variant in sweep(case) if arguments.sweep else losses(case) if arguments.losses else [case]:
             try:
                 measure(variant, dtype, arguments.repeats, arguments.peak, profile=arguments.profile)
             except Exception as error:  # in a sweep, out of memory is a result
@@ -103,8 +113,17 @@ def sweep(case: Case) -> list[Case]:
     ]
 
 
+def losses(case: Case) -> list[Case]:
+    """The case without entropy, with the entropy as a metric, as a bonus, and with a proximal policy."""
+    entropies: tuple[Literal["none", "value", "gradient"], ...] = ("none", "value", "gradient")
+    variants = [dataclasses.replace(case, entropy=entropy) for entropy in entropies]
+    return [*variants, dataclasses.replace(case, proximal="state")]
+
+
 def settings(case: Case) -> dict[str, Any]:
-    return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": "scan" if case.scan else "unroll"}
+    layers = "scan" if case.scan else "unroll"
+    more = {"entropy": case.entropy, "proximal": case.proximal}
+    return {"micro_rows": case.micro_rows, "remat": case.remat, "layers": layers, **more}
 
 
 def measure_statistics(case: Case, dtype: str, repeats: int, peak: float) -> None:
@@ -124,15 +143,22 @@ def measure(
     peak: float,
     *,
     profile: bool = False,
-    config: objectives.ObjectiveConfig = MU_GRPO,
+    config: objectives.ObjectiveConfig | None = None,
     pooled: bool = False,
 ) -> float:
     """Time the gradient of one update; returns tokens per second. `pooled`: statistics of the update."""
     model, params = models.create(case.model)
     optimizer = training.make_optimizer(OptimizerSection(), 1, model)
-    options = training.StepOptions(compute_dtype=dtype, remat=case.remat, scan=case.scan)
+    options = training.StepOptions(
+        compute_dtype=dtype,
+        remat=case.remat,
+        scan=case.scan,
+        entropy=case.entropy,
+        proximal=case.proximal,
+    )
     mesh = models.make_mesh(devices=jax.devices()[:1])
     state = training.abstract_state(optimizer, mesh, model, track_drift=False)
+    config = config or case.objective
     statistics = config.statistics() if pooled else None
     step = training.UpdateStep(
         model, config.build(), optimizer, mesh, options, state=state, statistics=statistics
@@ -143,9 +169,12 @@ def measure(
     @dataclasses.dataclass
     class Holder:
         params: Any
+        proximal: Any
+
+    holder: Any = Holder(params, models.cast(params, jnp.dtype(dtype)) if case.proximal == "state" else None)
 
     def run() -> None:
-        jax.block_until_ready(step.gradient(Holder(params), update)[0])  # type: ignore[arg-type]  # it reads only the params
+        jax.block_until_ready(step.gradient(holder, update)[0])  # it reads only these two fields
 
     started = time.perf_counter()
     run()

@@ -121,6 +121,22 @@ def test_a_wrong_override_is_named(file, override, message):
         configs.load(file, [override])
 
 
+@pytest.mark.parametrize("knob", ["kl_coef", "entropy_coef"])
+def test_a_term_without_an_advantage_needs_equal_groups_too(file, knob):
+    changes = [f"objective.knobs={{{knob}: 0.1}}"]
+    configs.load(file, [*changes, "batch.equal_groups=drop"])
+    with pytest.raises(ConfigError, match=r"equal_groups: skip does not go with kl_coef or entropy_coef"):
+        configs.load(file, [*changes, "batch.equal_groups=skip"])
+
+
+def test_a_run_knows_which_policies_its_loss_needs(file):
+    plain = configs.load(file, ["reference.keep_in_memory=true", "proximal_every=8"])
+    assert not plain.uses_reference and plain.proximal_dtype is None
+    both = ["objective.name=decoupled_ppo", "objective.knobs={kl_coef: 0.1}", "model.compute_dtype=bfloat16"]
+    assert configs.load(file, both).uses_reference and configs.load(file, both).proximal_dtype == "bfloat16"
+    assert configs.load(file, [*both, "proximal_every=1"]).proximal_dtype is None
+
+
 def test_p3o_cannot_leave_out_groups_without_an_advantage(file):
     configs.load(file, ["objective.name=p3o"])
     for how in ("skip", "drop"):

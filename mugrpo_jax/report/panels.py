@@ -1,5 +1,6 @@
 """Compute the data of every figure in a report. Each function takes runs and returns one figure's data."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -150,6 +151,15 @@ def response_length(runs: Sequence[History]) -> Panel:
     return _over_updates(runs, "Response length", "tokens", {"mean": "response_length"}, low=0)
 
 
+def entropy(runs: Sequence[History]) -> Panel:
+    """Panel: mean entropy of the policy per response token and, with a KL term, its KL from the reference."""
+    metrics = {"entropy": "entropy/tokens", "KL from the reference": "reference_kl/tokens"}
+    panel = _over_updates(runs, "Policy entropy", "nats per token", metrics, log="y")
+    recorded = tuple(line for line in panel.lines if np.isfinite(line.y).any())
+    note = "Near 0, the policy always gives the same response and explores no more."
+    return dataclasses.replace(panel, lines=recorded, note=" ".join(filter(None, (note, panel.note))))
+
+
 def gradient_norm(runs: Sequence[History]) -> Panel:
     """Panel: the norm of the gradient before gradient clipping, against updates."""
     return _over_updates(runs, "Gradient norm", "‖g‖", {"norm": "gradient_norm"}, log="y")
@@ -252,7 +262,7 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         drift,
         gradient_cosine,
     ),
-    "Responses": (response_length, finish_reasons),
+    "Responses": (response_length, entropy, finish_reasons),
     "Time": (time_spent, throughput, slot_occupancy),
     "Staleness law": (staleness_law, gradient_norm),
 }

@@ -24,16 +24,13 @@ def test_chunks_give_the_value_and_gradient_of_full_logits(chunk, temperature):
     assert cases.scaled_difference(exact, found) < 3e-5
 
 
-def test_an_entropy_that_is_only_measured_has_its_value_and_no_gradient():
+def test_an_entropy_that_is_only_measured_has_no_gradient():
     model, params = cases.make(cases.QWEN2)
     tokens = cases.tokens()
     settings = {"chunk": 13, "temperature": 0.7}
-    whole = jax.jit(cases.weighted(model, tokens, **settings))
     without = jax.jit(jax.grad(cases.weighted(model, tokens, entropy=False, **settings)))
-    measured = jax.jit(jax.value_and_grad(cases.weighted(model, tokens, entropy_gradient=False, **settings)))
-    value, gradient = measured(params)
-    np.testing.assert_allclose(value, whole(params), rtol=1e-6)
-    assert cases.scaled_difference(without(params), gradient) < 1e-6
+    measured = jax.jit(jax.grad(cases.weighted(model, tokens, entropy_gradient=False, **settings)))
+    assert cases.scaled_difference(without(params), measured(params)) < 1e-6
 
 
 def test_the_first_token_has_no_logprob_and_the_rest_are_aligned():

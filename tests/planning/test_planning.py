@@ -28,7 +28,8 @@ from mugrpo_jax.planning import (
 )
 from mugrpo_jax.planning.call_time import call_time
 from mugrpo_jax.planning.program_cost import HloProgram
-from mugrpo_jax.planning.programs import compile_program, largest_shapes, programs_of
+from mugrpo_jax.planning.program_list import programs_of
+from mugrpo_jax.planning.programs import UpdatePrograms, compile_program, largest_shapes
 from mugrpo_jax.planning.proposal import candidates, nearest_fit
 from mugrpo_jax.rollouts import plan_buckets
 
@@ -442,3 +443,19 @@ def test_a_mesh_that_does_not_multiply_to_the_devices_is_one_line(config):
     undivided = configs.changed(config, ["model.tiny.num_kv_heads=1"])
     with pytest.raises(ValueError, match=r"mesh: tensor=2 does not divide the model's num_kv_heads=1"):
         compile_plan(undivided, "cpu:8")
+
+
+def test_frozen_policies_are_counted(config):
+    proximal = configs.changed(config, ["objective.name=decoupled_ppo"])
+    both = configs.changed(proximal, ["objective.knobs={kl_coef: 0.1}", "reference.keep_in_memory=true"])
+    plain, one, two = (plan_run(c).memory for c in (config, proximal, both))
+    assert (plain.frozen, one.frozen, two.frozen) == (0, plain.weights, 2 * plain.weights)
+    assert two.updating - plain.updating == two.generating - plain.generating == two.frozen
+    run, frozen = (UpdatePrograms(c, plan_run(c).model, plan_run(c).mesh) for c in (config, both))
+    assert "reference" not in {program.kind for program in run.programs()}
+    programs, state, weights = {p.kind: p for p in frozen.programs()}, run.state_bytes, plain.weights
+    # The policies that a program reads are its arguments, and not beside them.
+    expected = {"update": state + weights, "optimizer": weights, "reference": state + weights}
+    assert {kind: programs[kind].resident for kind in expected} == expected
+    sizes = programs["reference"].lower().compile().memory_analysis()
+    assert sizes.argument_size_in_bytes > weights

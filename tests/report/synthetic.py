@@ -107,6 +107,7 @@ def _update(stage, i, mu, total, rng):
         "clipped/negative_tokens": 0.0,
         "abandoned/negative_responses": 0.1 * share,
         "cap/tokens": math.exp(-share),  # P3O only; a figure of another objective must not draw it
+        "entropy/tokens": 0.5 - 0.1 * share,
         "ess/tokens": math.exp(-share),
         "sequence_ess/responses": math.exp(-4 * share),
         **{f"ratio_{name}/positive_tokens": value for name, value in ratios.items()},

@@ -1,5 +1,7 @@
 """Figures for papers, and the numbers they draw."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from synthetic import write_run
@@ -47,6 +49,14 @@ def test_against_staleness_there_is_a_line_for_each_stage(run):
     assert panel.lines[0].x.tolist() == [0, 1, 2, 3]
     assert panel.lines[0].y == pytest.approx(np.exp(-np.arange(4) / 4))
     assert panel.styles == {"tokens": "solid", "responses": "dashed"}
+
+
+def test_the_kl_from_a_reference_policy_is_drawn_only_if_it_was_recorded(run):
+    (line,) = panels.entropy([run]).lines
+    assert line.name == "entropy" and line.y[:2] == pytest.approx([0.5, 0.475])
+    updates = tuple(record | {"reference_kl/tokens": 0.1} for record in run.updates)
+    lines = panels.entropy([dataclasses.replace(run, updates=updates)]).lines
+    assert [line.name for line in lines] == ["entropy", "KL from the reference"]
 
 
 def test_reduction_keeps_means_and_extremes_and_says_so(long):

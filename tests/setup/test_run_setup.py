@@ -15,6 +15,7 @@ from mugrpo_jax.planning import run_plan
 from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup import sizes
 from mugrpo_jax.setup.devices import copy_on_host, local_device, sampling_mesh
+from mugrpo_jax.setup.reference_policy import check_reference, check_start
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run
 from mugrpo_jax.tasks import Problem
@@ -115,3 +116,27 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_named(tmp_path):
     assert not is_run(tmp_path)
     with pytest.raises(ConfigError, match=f"{tmp_path}: no checkpoint yet"):
         checkpoint_step(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("tiny", "reference.source: tiny has random weights"),
+        ("no-such-model", "reference.source: model 'no-such-model': not found"),
+        ("Qwen/Qwen2.5-1.5B", r"has a vocabulary of 151936 tokens, the run's model one of \d+; name a model"),
+    ],
+)
+def test_a_reference_policy_that_cannot_score_the_responses_is_refused(setup, source, message):
+    changes = [f"reference.source={source}", "objective.knobs={kl_coef: 0.1}"]
+    config = configs.changed(setup.config, changes)
+    with pytest.raises(ConfigError, match=message):
+        check_reference(config, setup.mesh)
+    check_reference(configs.changed(config, ["objective.knobs={}"]), setup.mesh)  # nobody needs it
+
+
+def test_a_lost_warm_start_is_named_before_it_is_needed(setup, tmp_path):
+    check_start(setup.config, tmp_path)
+    with pytest.raises(
+        ConfigError, match=f"{tmp_path}/warm_start: the weights after the warm start are gone"
+    ):
+        check_start(configs.changed(setup.config, ["warm_start.updates=3"]), tmp_path)

@@ -210,6 +210,24 @@ def test_any_mesh_gives_the_parameters_of_one_device(shape):
     assert all(len(leaf.sharding.device_set) == 8 for leaf in mu)
 
 
+def test_a_proximal_policy_in_the_state_can_be_the_policy_before_the_update():
+    objective = objectives.ObjectiveConfig("decoupled_ppo", {"kl_coef": 0.1, "entropy_coef": 0.01}).build()
+    model, step, state = setup()
+    optimizer, batch = training.make_optimizer(SETTINGS, 10, model), update(100_000, 64)
+    reference = [b | {"reference_logp": b["behavior_logp"] - 0.1 * b["mask"]} for b in batch.micro_batches]
+    batch = dataclasses.replace(batch, micro_batches=tuple(reference))
+    found = []
+    for proximal, start in (("policy", state), ("state", training.with_proximal(state, "float32"))):
+        options = training.StepOptions(entropy="gradient", proximal=proximal)
+        own = training.UpdateStep(model, objective, optimizer, step.mesh, options, state=start)
+        found.append(own.gradient(start, batch))
+    (one, metrics), (other, same) = found
+    assert difference(one, other) < 1e-6 * max(float(optax.tree.norm(one)), 1)
+    for name in ("entropy/tokens", "reference_kl/tokens", "behavior_weight/tokens", "loss"):
+        np.testing.assert_allclose(metrics[name], same[name], rtol=1e-5)
+    assert 0 < float(metrics["entropy/tokens"]) < np.log(48)
+
+
 def test_two_updates_are_those_of_a_plain_optax_loop():
     model, step, state = setup()
     batch = update(512)
