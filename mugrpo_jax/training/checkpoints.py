@@ -215,15 +215,20 @@ def newest_cursor(folder: Path) -> Cursor | None:
 
 
 def _write_accuracy(path: Path, accuracy: float) -> None:
-    text = repr(float(accuracy))
-    write_atomically(path, f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n")
+    write_atomically(path, _accuracy_text(repr(float(accuracy))))
+
+
+def _accuracy_text(number: str) -> str:
+    return f"{number} {hashlib.sha256(number.encode()).hexdigest()}\n"
 
 
 def _read_accuracy(path: Path) -> float | None:
     """Return the accuracy in a file; None if there is no file, or if the file is damaged."""
-    text = path.read_bytes().decode("latin-1") if path.exists() else ""
-    number, _, checksum = text.strip().partition(" ")
-    if text and checksum != hashlib.sha256(number.encode()).hexdigest():
+    if not path.exists():
+        return None
+    text = path.read_bytes().decode("latin-1")
+    number = text.partition(" ")[0]
+    if text != _accuracy_text(number):
         print(f"{path}: damaged; this checkpoint counts as not evaluated")
         return None
-    return float(number) if number else None
+    return float(number)
