@@ -71,9 +71,11 @@ def main() -> int:
             out = f"gs://bucket/run-{number}"
             kills = [kill(place, out, chance, whole_s) for _ in range(arguments.kills)]
             train(place, out)
-            same = outcome(out) == expected
-            failures += not same
-            print(f"round {number}: killed {', '.join(kills)}: {'same' if same else 'DIFFERENT'}", flush=True)
+            found = outcome(out)
+            differing = [name for name, value in found.items() if value != expected[name]]
+            failures += bool(differing)
+            result = f"DIFFERENT: {', '.join(differing)}" if differing else "same"
+            print(f"round {number}: killed {', '.join(kills)}: {result}", flush=True)
     return 1 if failures else 0
 
 
@@ -113,7 +115,7 @@ def train(place: Path, out: str, point: str = "none", count: int = 0, seconds: f
     return process.returncode
 
 
-def outcome(out: str) -> Any:
+def outcome(out: str) -> dict[str, Any]:
     """Return everything that must be the same: parameters, journal without seconds, rollouts."""
     import jax
 
@@ -129,7 +131,8 @@ def outcome(out: str) -> Any:
     groups = [
         rollouts.encode(g) for stage in stages for g in rollouts.read_groups(rollouts.open_stage(stage))
     ]
-    return weights, [json.dumps(record | {"seconds": None}) for record in journal], groups
+    records = [json.dumps(record | {"seconds": None}) for record in journal]
+    return {"weights": weights, "journal": records, "rollouts": groups}
 
 
 if __name__ == "__main__":

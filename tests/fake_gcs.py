@@ -137,8 +137,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def delete(self, bucket, name):
         with self.server.lock:
-            found = self.server.objects.pop(name, None)
-        return self._missing() if found is None else self._answer(status=204)
+            if name not in self.server.objects:
+                return self._missing()
+            if self._other_generation(name):
+                return self._answer({"error": {"code": 412, "message": "generation"}}, 412)
+            del self.server.objects[name]
+        return self._answer(status=204)
+
+    def _other_generation(self, name):
+        """Whether the request is only for a generation of the object that is not the current one."""
+        expected = self.query.get("ifGenerationMatch")
+        return expected is not None and int(expected) != self.server.objects.get(name, (b"", 0))[1]
 
     def upload(self, bucket):
         kind, name, content = self.query["uploadType"], self.query.get("name"), self.body
@@ -147,8 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = name or json.loads(about)["name"]
         elif kind == "resumable":
             name = name or json.loads(self.body)["name"]
-        expected = self.query.get("ifGenerationMatch")
-        if expected is not None and int(expected) != self.server.objects.get(name, (b"", 0))[1]:
+        if self._other_generation(name):
             return self._answer({"error": {"code": 412, "message": "generation"}}, 412)
         if kind != "resumable":
             return self._answer(self.server.put(bucket, name, content))
