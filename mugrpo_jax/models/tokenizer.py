@@ -147,9 +147,13 @@ class HFTokenizer:
     def _end_of_turn(self) -> int:
         question, answer, more = ({"role": role, "content": text} for role, text in _EXAMPLE)
         for chat in ([question, answer], [question, answer, more]):  # some templates end only earlier turns
-            text = self.chat_text(chat, add_generation_prompt=False)
-            after = text.rpartition(answer["content"])[2].partition(more["content"])[0]
-            if stops := [i for i in self.encode(after) if i in self.eos_ids]:
+            try:
+                text = self.chat_text(chat, add_generation_prompt=False)
+            except ValueError:  # the template is for other roles, or for prompts only
+                continue
+            _, found, after = text.rpartition(answer["content"])
+            after = after.partition(more["content"])[0]
+            if found and (stops := [i for i in self.encode(after) if i in self.eos_ids]):
                 return stops[0]
         return self._end_of_text
 

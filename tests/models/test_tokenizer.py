@@ -107,6 +107,9 @@ TURNS = {
     "{% for m in messages %}{{ m.content }}{{ eos_token if m.role != 'user' }}{% endfor %}": "",
     # Only earlier turns end with a token.
     "{% for m in messages %}{{ m.content }}{% if not loop.last %}*{% endif %}{% endfor %}": "*",
+    # For prompts only: it has no place for an answer.
+    "{{ messages[0].content }}=": "",
+    "{{ messages[1].nothing.nowhere }}": "",
     # No stop token behind a turn.
     "{% for m in messages %}({{ m.content }}){% endfor %}": "",
 }
