@@ -66,7 +66,6 @@ CASES = (
     Case("qwen2.5-1.5b", QWEN_1_5B, 64, 1024, 32, "none", False),
     Case("smollm2-135m", SMOLLM2_135M, 256, 640, 128, "none", False),
 )
-MU_GRPO = objectives.ObjectiveConfig("mu_grpo")
 SMALL_CASE = Case("small", SMALL, 8, 64, 4, "dots", True)
 
 
