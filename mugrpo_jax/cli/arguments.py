@@ -93,6 +93,8 @@ def path(text: str) -> Path:
 
 def local_path(text: str) -> Path:
     """Convert an argument to the path of a local file or folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty")
     if "://" in text:
         raise argparse.ArgumentTypeError(f"{text}: must be on a local disk; only a run can be in a bucket")
     return Path(text)

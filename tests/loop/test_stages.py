@@ -317,7 +317,9 @@ def hand_written(place, watched):
         stream = rollouts.UpdateStream(
             stage, seed=0, stage_index=0, epochs=1, prompts_per_update=1, buckets=None
         )
-        groups = [next(stream) for _ in range(4)][3]
+        outlines = [next(stream) for _ in range(4)][3]
+    found = {group.index: group for group in rollouts.read_groups(stage)}
+    groups = [found[outline.index] for outline in outlines]
     total = sum(len(r.tokens) for group in groups for r in group.rollouts)
 
     def response(params, group, r):

@@ -4,6 +4,7 @@ Every program that makes or moves arrays of the model's size is in the planner's
 list for eight simulated devices, and for TPU slices where libtpu is installed.
 """
 
+import functools
 import importlib.util
 import math
 
@@ -38,6 +39,7 @@ SETTINGS = [
     *("sampling.max_prompt_tokens=16", "sampling.max_response_tokens=16", "sampling.slots=8"),
     *("batch.tokens_per_micro_batch=256", "batch.length_multiple=32", "warm_start.updates=1"),
 ]
+FROZEN = ("objective.name=decoupled_ppo", "objective.knobs.kl_coef=0.1")  # a proximal and a reference policy
 KINDS = ("load", "state", "warm-start", "restore", "stage", "prepare", "cast", "send", "export")
 
 
@@ -69,23 +71,26 @@ def complaints(run, topology, kinds, most=0.6):
 
 @pytest.mark.parametrize(
     "mesh",
-    [("mesh.fsdp=8", "mesh.sampling_tensor=2"), ("mesh.fsdp=4", "mesh.tensor=2", "mesh.sampling_tensor=1")],
-    ids=["fsdp", "fsdp and tensor"],
+    [
+        ("mesh.fsdp=8", "mesh.sampling_tensor=2", *FROZEN),
+        ("mesh.fsdp=4", "mesh.tensor=2", "mesh.sampling_tensor=1"),
+    ],
+    ids=["fsdp, frozen policies", "fsdp and tensor"],
 )
 def test_no_program_gives_a_device_more_than_its_shard(mesh):
     run = planned(*mesh)
-    assert not complaints(run, find_topology("cpu:8"), KINDS)
+    kinds = (*KINDS, "proximal") if set(FROZEN) <= set(mesh) else KINDS
+    assert not complaints(run, find_topology("cpu:8"), kinds)
     # Updates and the sampler are compiled in `test_planning`, which checks their outputs.
-    others = {"update", "optimizer", "prefill", "decode"}
-    assert {program.kind for program in programs_of(run)} == {*KINDS, *others}
+    others = {"update", "optimizer", "prefill", "decode"} | ({"reference"} if kinds != KINDS else set())
+    assert {program.kind for program in programs_of(run)} == {*kinds, *others}
     whole = "every device holds whole: while sampling, all weights in float32, " in str(run)
     assert whole == ("mesh.sampling_tensor=1" in mesh)
 
 
 def test_a_state_born_whole_is_noticed(monkeypatch):
-    def careless(optimizer, mesh, model, *, track_drift):
-        make = lambda params: training_state._init_state(optimizer, track_drift, params)  # noqa: E731
-        return jax.jit(make)
+    def careless(optimizer, mesh, model, **fields):
+        return jax.jit(functools.partial(training_state._init_state, optimizer, **fields))
 
     monkeypatch.setattr(training, "state_maker", careless)
     found = complaints(planned("mesh.fsdp=8"), find_topology("cpu:8"), ("state",))

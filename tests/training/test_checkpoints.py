@@ -6,14 +6,15 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.training import CheckpointStore, Cursor, checkpoints, damage, init_state
+from mugrpo_jax.training import CheckpointStore, Cursor, TrainState, checkpoints, damage
 
 LATER = {"_CHECKPOINT_METADATA", "commit_success.txt"}  # of Orbax; no reader needs them
 
 
 @pytest.fixture(scope="module")
 def state():
-    return init_state({"w": jax.numpy.arange(6.0)}, optax.sgd(1.0), track_drift=False)
+    params, zero = {"w": jax.numpy.arange(6.0)}, jax.numpy.zeros((), int)
+    return TrainState(params, optax.sgd(1.0).init(params), zero, zero, anchor=None, previous=None)
 
 
 def open_store(folder, **keep):
