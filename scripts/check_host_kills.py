@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def undisturbed(out: Path, override: str) -> int:
-    """Run once without kills, and return how much process 0 printed: a clock that no busy machine disturbs."""
+    """Run once without kills, and return how much process 0 printed, which serves as a clock."""
     shutil.rmtree(out, ignore_errors=True)
     codes = hosts.wait(hosts.start(out, hosts.flags(4), 2, override, timeout=HOST_TIMEOUT_S), LONGEST_S)
     if any(codes):
@@ -167,8 +167,8 @@ def one_kill(
         good = took < WITHIN_S and all(codes[i] == GONE and texts[i].count(line) == 1 for i in others)
     clean = not any("Terminating process" in text or "Traceback" in text for text in texts)
     print(
-        f"{out.name}: process {victim} of {processes} killed at {moment:.0%} of the output; the others ended after "
-        f"{took:.1f} s with {[codes[i] for i in others]}{'' if good and clean else ' WRONG'}",
+        f"{out.name}: process {victim} of {processes} killed at {moment:.0%} of the output; the others "
+        f"ended after {took:.1f} s with {[codes[i] for i in others]}{'' if good and clean else ' WRONG'}",
         flush=True,
     )
     if not (good and clean):
