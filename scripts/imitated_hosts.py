@@ -178,7 +178,7 @@ def environment(out: Path, devices: int, processes: int = 2) -> dict[str, str]:
 
 
 def start(
-    out: Path, places: Sequence[Place], devices_each: int, *overrides: str, timeout: int = 30
+    out: Path, places: Sequence[Place], devices_each: int, *overrides: str, timeout: int = 60
 ) -> list[subprocess.Popen[bytes]]:
     """Start the processes of a run; process I writes its output to OUT-I.log beside the run's folder."""
     running = []
