@@ -48,6 +48,7 @@ def page(runs: Sequence[History]) -> str:
         configs=_table([_flat(configs.to_dict(run.config)) for run in runs]),
         environments=_table([run.environment | {"fingerprint": run.config.fingerprint()} for run in runs]),
         samples=samples,
+        veto=any(run.has_veto for run in runs),
         samples_left_out=left_out,
         written=time.strftime("%Y-%m-%d %H:%M"),
         css=_asset("page.css"),

@@ -92,6 +92,7 @@ def test_a_page_leaves_out_figures_that_its_objectives_do_not_have(run_of):
     shown = page([run_of("grpo")])
     assert 'id="figure-clipped"' in shown and "[0.8, 1.2]" in shown
     assert 'id="figure-vetoed"' not in shown and "Vetoed" not in shown and "figure-adapted" not in shown
+    assert '<label hidden><input name="vetoed"' in shown and 'class="token veto">' not in shown
     assert "vetoed" not in report.summary(run_of("grpo")) and "clipped" in report.summary(run_of("grpo"))
     assert "vetoed" in report.summary(run_of("mu_grpo"))
     assert not panels.vetoed([run_of("grpo")]).wanted and panels.clipped([run_of("sapo")]).empty
