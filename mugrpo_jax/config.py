@@ -273,7 +273,7 @@ class TrackingSection(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceSection(Section):
-    """The reference policy of the KL term, used only if `objective.knobs.kl_coef` is above 0."""
+    """The reference policy of the KL term, used only if the knob `kl_coef` of the objective is above 0."""
 
     source: str = setting(
         "start",

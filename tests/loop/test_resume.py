@@ -236,7 +236,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(place, sparse):
     folder = place / "sparse-full"
     message = error(run(folder, config="sparse", largest_file=3000))  # enough for the config
     assert "/checkpoints/" in message and "File too large" in message
-    message = error(run(folder, config="sparse", largest_file=20_000))  # enough for a checkpoint
+    message = error(run(folder, config="sparse", largest_file=60_000))  # enough for a checkpoint
     shard = folder / "rollouts" / "stage-000" / "shard-00000.arrayrecord"
     assert f"{shard}: cannot be written (" in message and "File too large" in message
     assert not shard.exists()
