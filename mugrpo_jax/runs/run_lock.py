@@ -6,6 +6,7 @@ the file has not changed for `_DEAD_S` seconds on our own clock: clocks of two m
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -62,9 +63,10 @@ class RunLock:
     def _acquire(self) -> None:
         while not _create(self.path, self._text(0)):
             content = _read(self.path)
-            if content is None:
+            alive = None if content is None else self._alive(content)
+            if content is None or alive is None:
                 continue  # released in the meantime
-            if self._alive(content):
+            if alive:
                 raise ConfigError(
                     f"{self.path.parent}: {_name(content)} is training here ({self.path.name}); wait until "
                     "it ends, or use another --out"
@@ -76,7 +78,8 @@ class RunLock:
     def _text(self, beats: int) -> bytes:
         return json.dumps(self._owner | {"beats": f"{beats:012d}"}).encode()  # always the same length
 
-    def _alive(self, content: bytes) -> bool:
+    def _alive(self, content: bytes) -> bool | None:
+        """Return whether the owner of the lock is alive; None if the lock was released meanwhile."""
         owner = _parse(content)
         if owner.get("machine") == self._owner["machine"]:
             return _started(owner["pid"]) == owner["started"]
@@ -87,7 +90,7 @@ class RunLock:
         while time.monotonic() < end:
             time.sleep(min(1.0, _DEAD_S / 10))
             if (now := _read(self.path)) != content:
-                return now is not None
+                return None if now is None else True
         return False
 
     def _beat(self) -> None:
@@ -155,18 +158,29 @@ def _parse(content: bytes | None) -> dict[str, Any]:
 
 
 def _create(path: Path, content: bytes) -> bool:
-    """Create the lock file; return False if it exists."""
+    """Create the lock file; return False if it exists.
+
+    A link to a complete file makes sure that nobody ever sees an empty lock. Some file systems have no
+    links; there the file is created and then written, and whoever sees it empty waits for its owner.
+    """
+    complete = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        complete.write_bytes(content)
+        os.link(complete, path)
+        return True
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+    finally:
+        complete.unlink(missing_ok=True)
     try:
-        with open(descriptor, "wb") as file:
+        with path.open("xb") as file:
             file.write(content)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return True
+        return True
+    except FileExistsError:
+        return False
 
 
 def _read(path: Path) -> bytes | None:
