@@ -39,7 +39,8 @@ SETTINGS = [
     *("sampling.max_prompt_tokens=16", "sampling.max_response_tokens=16", "sampling.slots=8"),
     *("batch.tokens_per_micro_batch=256", "batch.length_multiple=32", "warm_start.updates=1"),
 ]
-FROZEN = ("objective.name=decoupled_ppo", "objective.knobs.kl_coef=0.1")  # a proximal and a reference policy
+# A proximal policy, and a reference policy of about the size of `MODEL`.
+FROZEN = ("objective.name=decoupled_ppo", "objective.knobs.kl_coef=0.1", "model.tiny.hidden_size=64")
 KINDS = ("load", "state", "warm-start", "restore", "stage", "prepare", "cast", "send", "export")
 
 
