@@ -41,6 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--only", help="only rows whose name contains this; `one process` always runs")
+    parser.add_argument("--quick", action="store_true", help="only connect and print the plan; no run")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -51,34 +52,37 @@ def main() -> int:
             print("|---|---|---|---|---|")
         names = [name for name in ROWS if name == "one process" or (arguments.only or "") in name]
         chosen = [arguments.only] if arguments.inside else names
-        right = [row(name, work, inside=arguments.inside) for name in chosen]
+        right = [row(name, work, quick=arguments.quick, inside=arguments.inside) for name in chosen]
         return int(not all(right))
 
 
-def row(name: str, work: Path, *, inside: bool) -> bool:
+def row(name: str, work: Path, *, quick: bool, inside: bool) -> bool:
     """Run and print one row; return whether it is right."""
     if name == "IPv4 only" and not inside:
-        return without_ipv6(name, work)
+        return without_ipv6(name, work, quick=quick)
     out = work / "".join(letter if letter.isalnum() else "-" for letter in name)
     shutil.rmtree(out, ignore_errors=True)
     places, devices = ROWS[name]
     with hosts.tpu_vm(2) if name.startswith("TPU VM") else contextlib.nullcontext(places()) as found:
-        codes = hosts.wait(hosts.start(out, found, devices), 400)
+        codes = hosts.wait(hosts.start(out, found, devices, *["--dry-run"] * quick), 400)
     shown = hosts.log(out, 0).read_text()
     line = next((text for text in shown.splitlines() if text.startswith("hosts: ")), shown[-300:])
     if any(codes):
         print(f"| {name} | `{line}` | {codes} | – | – |", flush=True)
         return False
+    if quick:
+        print(f"| {name} | `{line}` | {codes} | – | – |", flush=True)
+        return line.startswith("hosts: ")
     same, apart = (True, 0.0) if name == "one process" else hosts.difference(work / "one-process", out)
     print(f"| {name} | `{line}` | {codes} | {'yes' if same else 'NO'} | {apart:.1e} |", flush=True)
     return same and apart <= TOLERANCE
 
 
-def without_ipv6(name: str, work: Path) -> bool:
+def without_ipv6(name: str, work: Path, *, quick: bool) -> bool:
     if subprocess.run(["unshare", "-rn", "sh", "-c", NO_IPV6], capture_output=True).returncode:
         print(f"| {name} | left out: `unshare -rn` is not permitted here | | | |", flush=True)
         return True
-    again = [sys.executable, __file__, "--inside", "--only", name, "--work", str(work)]
+    again = [sys.executable, __file__, "--inside", "--only", name, "--work", str(work), *["--quick"] * quick]
     command = ["unshare", "-rn", "sh", "-c", f'{NO_IPV6} && exec "$@"', "sh", *again]
     return subprocess.run(command, env=os.environ).returncode == 0
 
