@@ -336,8 +336,9 @@ def hand_written(place, watched):
             rewards = np.array([r.reward for r in group.rollouts])
             for r in group.rollouts:
                 a = (r.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-                logp, entropy = response(params, group, r)
-                reference, other = response(start, group, r)[0], response(proximal, group, r)[0]
+                policies = jax.tree.map(lambda *leaves: jnp.stack(leaves), params, start, proximal)
+                found = jax.vmap(lambda policy, group=group, r=r: response(policy, group, r))(policies)
+                (logp, reference, other), entropy = found[0], found[1][0]
                 x = logp - reference
                 k3 = jnp.exp(-x) - 1 + x
                 before = jnp.where(decoupled, other, r.logprobs)
