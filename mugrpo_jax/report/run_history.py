@@ -198,7 +198,10 @@ def _losses(folder: Path, path: Path) -> tuple[str, ...]:
     if cursor is None or cursor.journal is None:
         return ()
     kept = [record for record in read_journal(path) if record["updates"] <= cursor.updates]
-    return tuple(journal_losses(path, kept, cursor.updates, cursor.journal))
+    try:
+        return tuple(journal_losses(path, kept, cursor.updates, cursor.journal))
+    except (KeyError, TypeError):  # the checkpoint is damaged; whoever reads its weights says so
+        return ()
 
 
 def names(runs: Sequence[History]) -> list[str]:

@@ -131,9 +131,10 @@ def journal_losses(
         number for number in range(updates - expected["updates"] + 1, updates + 1) if number not in found
     ]
     what = f"{count - len(records)} of the" if len(records) < count else "some of the"
-    which = (
-        f", among them those of {len(missing)} updates from {missing[0]} to {missing[-1]}" if missing else ""
-    )
+    which = ""
+    if missing:
+        span = f"{len(missing)} updates from {missing[0]} to {missing[-1]}"
+        which = f", among them {f'update {missing[0]}' if len(missing) == 1 else span}"
     changed = "missing" if len(records) < count else "missing or changed"
     return [*losses, f"{path}: {what} {count} records up to update {updates} are {changed}{which}"]
 

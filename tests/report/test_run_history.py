@@ -69,6 +69,25 @@ def test_compiling_is_taken_out_of_the_phase_it_happened_in(tmp_path):
     assert sum(sum(phases.values()) for phases in run.phases.values()) == pytest.approx(run.seconds)
 
 
+def test_lost_and_damaged_records_are_named(tmp_path):
+    folder = write_run(tmp_path / "run", stages=1, mu=4)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()[:-1]
+    cursor = folder / "checkpoints" / "000004" / "cursor"
+    cursor.mkdir(parents=True)
+    journal = {"records": len(lines), "updates": 4, "sha256": "0", "losses": ["an older loss"]}
+    (cursor / "metadata").write_text(json.dumps({"updates": 4, "journal": journal}))
+    updates = [number for number, line in enumerate(lines) if '"update"' in line[:20]]
+    lines[updates[1]] = lines[updates[1]].replace('"reward"', '"rewarf"')  # one flipped bit
+    del lines[updates[2]]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    run = report.read_run(folder)
+    assert len(run.updates) == 2  # the damaged record is not shown
+    text = f"1 of the {len(lines) + 1} records up to update 4 are missing, among them update 3"
+    assert "an older loss\n" in report.summary(run) and text in report.summary(run)
+    assert "lost records" in report.page.page([run])
+
+
 def test_older_journals_have_a_clock_too(tmp_path):
     folder = write_run(tmp_path / "run", stages=1, mu=2)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]]

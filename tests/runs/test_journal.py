@@ -44,9 +44,9 @@ def test_lost_and_changed_records_are_named_and_not_forgotten(tmp_path, capsys):
     whole = path.read_text()
     lines = whole.splitlines(keepends=True)
     damaged = {
-        "": "4 of the 4 records up to update 2 are missing, among them those of 2 updates from 1 to 2",
-        "".join(lines[:2]): "2 of the 4 records up to update 2 are missing, among them those of 2 updates",
-        "".join([*lines[:2], "?" + lines[2], *lines[3:]]): "among them those of 1 updates from 1 to 1",
+        "": "4 of the 4 records up to update 2 are missing, among them 2 updates from 1 to 2",
+        "".join(lines[:2]): "2 of the 4 records up to update 2 are missing, among them 2 updates",
+        "".join([*lines[:2], "?" + lines[2], *lines[3:]]): "among them update 1",
         whole.replace("0.75", "0.79"): "some of the 4 records up to update 2 are missing or changed",
         "5\n{}\n" + whole: None,
         whole: None,
