@@ -2,7 +2,8 @@
 
 A local file is written under a temporary name and renamed. An object in a bucket can neither be renamed nor
 appended to. But it appears or changes all at once, when its upload is complete, so it is written directly.
-All differences between the two kinds of storage are in this module; other modules get paths from `to_path`.
+All differences between the two kinds of storage are in this module and in `bucket_files`. Other modules get
+their paths from `to_path`.
 """
 
 import atexit
@@ -18,6 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from mugrpo_jax.bucket_files import create_object, move_objects, object_names
+from mugrpo_jax.bucket_files import plain_errors as plain_errors
+from mugrpo_jax.bucket_files import replace_object as replace_object
 
 PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
 UPLOAD_S = 60.0  # an object to which lines are appended is uploaded after so many seconds, or by `sync`
@@ -63,6 +68,24 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def names_below(folder: Path) -> list[str]:
+    """Return the names of all files in a folder and its subfolders, relative to the folder, in order."""
+    if is_remote(folder):
+        return object_names(folder)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Give a folder another name. A kill in between leaves all its files in `folder` or in `target`.
+
+    In a bucket, a kill may also leave copies in both.
+    """
+    if is_remote(folder):
+        move_objects(folder, target)
+    else:
+        os.rename(folder, target)
+
+
 def size(path: Path) -> int:
     """Return the number of bytes in a file."""
     stat: Any = path.stat()
@@ -79,6 +102,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary.write_bytes(data)
     flush(temporary)
     os.replace(temporary, path)
+
+
+def create(path: Path, content: bytes) -> bool:
+    """Create a file with this content; return False if it exists. Of several processes, only one succeeds."""
+    if is_remote(path):
+        return create_object(path, content)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 def temporary_for(path: Path) -> Path:
@@ -136,12 +176,8 @@ def _lock(folder: Path) -> bool:
 
 
 def _upload(path: Path, data: bytes) -> None:
-    try:
+    with plain_errors():
         path.write_bytes(data)
-    except OSError:
-        raise
-    except Exception as error:  # gcsfs and google-auth have exceptions of their own
-        raise OSError(0, " ".join(str(error).split())) from error
 
 
 class LineFile:

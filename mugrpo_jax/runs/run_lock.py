@@ -17,6 +17,7 @@ from typing import Any
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import create, is_remote, make_folder, plain_errors, replace_object, write_atomically
 from mugrpo_jax.runs import progress
 
 _BEAT_S = 10.0  # seconds between two signs of life
@@ -39,10 +40,10 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._acquire()
         except OSError as error:
-            raise ConfigError(f"{self.path.parent}: cannot be written ({error.strerror})") from None
+            raise ConfigError(f"{self.path.parent}: cannot be written ({error.strerror or error})") from None
         threading.Thread(target=self._beat, daemon=True, name="lock").start()
         distributed.at_end(self.release)
         return self
@@ -51,16 +52,19 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Remove the lock, if it is still ours. More calls do nothing."""
-        with self._changing:
+        """Remove the lock, if it is still ours. More calls do nothing.
+
+        If the storage is away, the lock stays there, and the next process finds that this one has ended.
+        """
+        with self._changing, contextlib.suppress(OSError):
             if self._released.is_set():
                 return
             self._released.set()
             if _parse(_read(self.path)).get("token") == self._owner["token"]:
-                self.path.unlink(missing_ok=True)
+                _remove(self.path)
 
     def _acquire(self) -> None:
-        while not _create(self.path, self._text(0)):
+        while not create(self.path, self._text(0)):
             content = _read(self.path)
             if content is None:
                 continue  # released in the meantime
@@ -103,9 +107,9 @@ class RunLock:
         content = _read(self.path)
         owner = _parse(content)
         if content is None:
-            _create(self.path, text)
+            create(self.path, text)
         elif owner.get("token") == self._owner["token"]:
-            _write(self.path, text)
+            _write(self.path, content, text)
         elif owner:
             self._released.set()
             distributed.end_process(2, f"{self.path}: {_name(content)} has taken over this run")
@@ -151,52 +155,47 @@ def _parse(content: bytes | None) -> dict[str, Any]:
         return {}
 
 
-# All access to the lock file is below.
-
-
-def _create(path: Path, content: bytes) -> bool:
-    """Create the lock file; return False if it exists."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return True
+# All access to the lock file is below, and in `files.create`.
 
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        with plain_errors():
+            return path.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, new: bytes) -> None:
     """Change our lock file in place. The length stays the same, so this works on a full disk too."""
+    if is_remote(path):
+        replace_object(path, content, new)
+        return
     with path.open("r+b") as file:
-        file.write(content)
+        file.write(new)
+
+
+def _remove(path: Path) -> None:
+    with plain_errors():
+        path.unlink(missing_ok=True)
 
 
 def _take(path: Path, content: bytes, new: bytes) -> bool:
     """Replace the lock of a dead owner by ours; return False if another process was faster.
 
     A second file makes sure that one process at a time does this. The lock itself is never missing meanwhile.
+    In a bucket, the storage service makes sure of it.
     """
+    if is_remote(path):
+        return replace_object(path, content, new)
     guard = path.with_name(path.name + ".takeover")
-    if not _create(guard, new):
+    if not create(guard, new):
         _wait_for_guard(guard)
         return False
     try:
         if _read(path) != content:
             return False
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(new)
-        os.replace(temporary, path)
+        write_atomically(path, new)
         return True
     finally:
         guard.unlink(missing_ok=True)
