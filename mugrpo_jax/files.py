@@ -8,11 +8,13 @@ their paths from `to_path`.
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import functools
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -105,20 +107,31 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def create(path: Path, content: bytes) -> bool:
-    """Create a file with this content; return False if it exists. Of several processes, only one succeeds."""
+    """Create a file with this content; return False if it exists. Of several processes, only one succeeds.
+
+    A link to a complete file makes sure that nobody ever sees an empty file. Some file systems have no links;
+    there the file is created and then written.
+    """
     if is_remote(path):
         return create_object(path, content)
+    complete = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        complete.write_bytes(content)
+        os.link(complete, path)
+        return True
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+    finally:
+        complete.unlink(missing_ok=True)
     try:
-        with open(descriptor, "wb") as file:
+        with path.open("xb") as file:
             file.write(content)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return True
+        return True
+    except FileExistsError:
+        return False
 
 
 def temporary_for(path: Path) -> Path:

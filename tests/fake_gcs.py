@@ -143,9 +143,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(content[start:end], 206, headers)
 
     def delete(self, bucket, name):
+        expected = self.query.get("ifGenerationMatch")
         with self.server.lock:
-            found = self.server.objects.pop(name, None)
-        return self._missing() if found is None else self._answer(status=204)
+            if name not in self.server.objects:
+                return self._missing()
+            if expected is not None and int(expected) != self.server.objects[name][1]:
+                return self._stored(None)
+            self.server.objects.pop(name)
+        return self._answer(status=204)
 
     def upload(self, bucket):
         kind, name, content = self.query["uploadType"], self.query.get("name"), self.body

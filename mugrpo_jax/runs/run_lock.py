@@ -66,9 +66,10 @@ class RunLock:
     def _acquire(self) -> None:
         while not create(self.path, self._text(0)):
             content = _read(self.path)
-            if content is None:
+            alive = None if content is None else self._alive(content)
+            if content is None or alive is None:
                 continue  # released in the meantime
-            if self._alive(content):
+            if alive:
                 raise ConfigError(
                     f"{self.path.parent}: {_name(content)} is training here ({self.path.name}); wait until "
                     "it ends, or use another --out"
@@ -80,7 +81,8 @@ class RunLock:
     def _text(self, beats: int) -> bytes:
         return json.dumps(self._owner | {"beats": f"{beats:012d}"}).encode()  # always the same length
 
-    def _alive(self, content: bytes) -> bool:
+    def _alive(self, content: bytes) -> bool | None:
+        """Return whether the owner of the lock is alive; None if the lock was released meanwhile."""
         owner = _parse(content)
         if owner.get("machine") == self._owner["machine"]:
             return _started(owner["pid"]) == owner["started"]
@@ -91,7 +93,7 @@ class RunLock:
         while time.monotonic() < end:
             time.sleep(min(1.0, _DEAD_S / 10))
             if (now := _read(self.path)) != content:
-                return now is not None
+                return None if now is None else True
         return False
 
     def _beat(self) -> None:
