@@ -2,22 +2,29 @@
 
 A local file is written under a temporary name and renamed. An object in a bucket can neither be renamed nor
 appended to. But it appears or changes all at once, when its upload is complete, so it is written directly.
-All differences between the two kinds of storage are in this module; other modules get paths from `to_path`.
+All differences between the two kinds of storage are in this module and in `bucket_files`. Other modules get
+their paths from `to_path`.
 """
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import functools
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from mugrpo_jax.bucket_files import create_object, move_objects, object_names
+from mugrpo_jax.bucket_files import plain_errors as plain_errors
+from mugrpo_jax.bucket_files import replace_object as replace_object
 
 PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
 UPLOAD_S = 60.0  # an object to which lines are appended is uploaded after so many seconds, or by `sync`
@@ -63,6 +70,24 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def names_below(folder: Path) -> list[str]:
+    """Return the names of all files in a folder and its subfolders, relative to the folder, in order."""
+    if is_remote(folder):
+        return object_names(folder)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Give a folder another name. A kill in between leaves all its files in `folder` or in `target`.
+
+    In a bucket, a kill may also leave copies in both.
+    """
+    if is_remote(folder):
+        move_objects(folder, target)
+    else:
+        os.rename(folder, target)
+
+
 def size(path: Path) -> int:
     """Return the number of bytes in a file."""
     stat: Any = path.stat()
@@ -79,6 +104,34 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary.write_bytes(data)
     flush(temporary)
     os.replace(temporary, path)
+
+
+def create(path: Path, content: bytes) -> bool:
+    """Create a file with this content; return False if it exists. Of several processes, only one succeeds.
+
+    A link to a complete file makes sure that nobody ever sees an empty file. Some file systems have no links;
+    there the file is created and then written.
+    """
+    if is_remote(path):
+        return create_object(path, content)
+    complete = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        complete.write_bytes(content)
+        os.link(complete, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+    finally:
+        complete.unlink(missing_ok=True)
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+        return True
+    except FileExistsError:
+        return False
 
 
 def temporary_for(path: Path) -> Path:
@@ -136,12 +189,8 @@ def _lock(folder: Path) -> bool:
 
 
 def _upload(path: Path, data: bytes) -> None:
-    try:
+    with plain_errors():
         path.write_bytes(data)
-    except OSError:
-        raise
-    except Exception as error:  # gcsfs and google-auth have exceptions of their own
-        raise OSError(0, " ".join(str(error).split())) from error
 
 
 class LineFile:

@@ -13,6 +13,7 @@ os.environ["XLA_FLAGS"] = (
 
 import jax  # after its settings
 import pytest
+from fake_gcs import FakeGcs
 
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
 TOGETHER = tuple(
@@ -48,3 +49,19 @@ def program_folder(tmp_path_factory):
     yield folder
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def _storage_server():
+    """One server for all tests of a process, because clients remember its address."""
+    with FakeGcs() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(_storage_server, monkeypatch):
+    """A stand-in for Google Cloud Storage, empty, which this process and its children use."""
+    _storage_server.objects.clear()
+    for name, value in _storage_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return _storage_server

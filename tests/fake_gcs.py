@@ -42,8 +42,11 @@ class FakeGcs(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def put(self, bucket, name, content):
+    def put(self, bucket, name, content, expected=None):
+        """Store an object; return None if its generation is not the expected one (0: there is no object)."""
         with self.lock:
+            if expected is not None and int(expected) != self.objects.get(name, (b"", 0))[1]:
+                return None
             self.objects[name] = content, next(self.generations)
             return self.describe(bucket, name)
 
@@ -117,13 +120,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)})
 
     def object(self, bucket, name):
-        if name not in self.server.objects:
-            return self._missing()
+        with self.server.lock:
+            if name not in self.server.objects:
+                return self._missing()
+            content, generation = self.server.objects[name]
+            about = self.server.describe(bucket, name)
         if self.query.get("alt") != "media":
-            return self._answer(self.server.describe(bucket, name))
-        content, generation = self.server.objects[name]
+            return self._answer(about)
         if self.query.get("ifGenerationNotMatch") == str(generation):
             return self._answer(status=304)
+        if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
+            return self._stored(None)
         headers = {"x-goog-generation": str(generation), "ETag": f'"{generation}"'}
         if (wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))) is None:
             return self._answer(content, headers=headers)
@@ -136,18 +143,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(content[start:end], 206, headers)
 
     def delete(self, bucket, name):
+        expected = self.query.get("ifGenerationMatch")
         with self.server.lock:
             if name not in self.server.objects:
                 return self._missing()
-            if self._other_generation(name):
-                return self._answer({"error": {"code": 412, "message": "generation"}}, 412)
-            del self.server.objects[name]
+            if expected is not None and int(expected) != self.server.objects[name][1]:
+                return self._stored(None)
+            self.server.objects.pop(name)
         return self._answer(status=204)
-
-    def _other_generation(self, name):
-        """Whether the request is only for a generation of the object that is not the current one."""
-        expected = self.query.get("ifGenerationMatch")
-        return expected is not None and int(expected) != self.server.objects.get(name, (b"", 0))[1]
 
     def upload(self, bucket):
         kind, name, content = self.query["uploadType"], self.query.get("name"), self.body
@@ -156,12 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
             name = name or json.loads(about)["name"]
         elif kind == "resumable":
             name = name or json.loads(self.body)["name"]
-        if self._other_generation(name):
-            return self._answer({"error": {"code": 412, "message": "generation"}}, 412)
+        expected = self.query.get("ifGenerationMatch")
         if kind != "resumable":
-            return self._answer(self.server.put(bucket, name, content))
+            return self._stored(self.server.put(bucket, name, content, expected))
         upload = str(next(self.server.generations))
-        self.server.uploads[upload] = [bucket, name, b""]
+        self.server.uploads[upload] = [bucket, name, b"", expected]
         where = f"{self.server.environment['STORAGE_EMULATOR_HOST']}/resumable/{upload}"
         return self._answer({}, headers={"Location": where})
 
@@ -169,7 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         """The two parts of a multipart upload: the description of the object, and its content."""
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
         parts = self.body.split(b"--" + boundary)[1:3]
-        return [re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1].removesuffix(b"\n") for part in parts]
+        end = b"\r\n" if parts[0].startswith(b"\r\n") else b"\n"
+        return [part.split(end + end, maxsplit=1)[1].removesuffix(end) for part in parts]
 
     def resume(self, upload):
         sent = self.server.uploads[upload]
@@ -177,7 +180,12 @@ class _Handler(BaseHTTPRequestHandler):
         total = self.headers.get("Content-Range", "").rpartition("/")[2]
         if total == "*" or int(total or len(sent[2])) > len(sent[2]):
             return self._answer(status=308, headers={"Range": f"bytes=0-{len(sent[2]) - 1}"})
-        return self._answer(self.server.put(*self.server.uploads.pop(upload)))
+        return self._stored(self.server.put(*self.server.uploads.pop(upload)))
+
+    def _stored(self, made):
+        if made is None:
+            return self._answer({"error": {"code": 412, "message": "another generation"}}, 412)
+        return self._answer(made)
 
     def rewrite(self, bucket, name, other, copy):
         if name not in self.server.objects:

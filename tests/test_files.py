@@ -7,7 +7,6 @@ import tempfile
 import time
 
 import pytest
-from fake_gcs import FakeGcs
 
 from mugrpo_jax import files
 
@@ -100,14 +99,6 @@ def test_the_wait_for_a_file_ends(tmp_path):
 # -- buckets
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    with FakeGcs() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
 def test_lines_in_a_bucket_are_uploaded_when_asked_and_after_a_while(bucket, monkeypatch):
     path = files.to_path("gs://bucket/run/metrics.jsonl")
     file = files.LineFile(path)
@@ -136,6 +127,48 @@ def test_a_file_in_a_bucket_appears_only_when_it_is_complete(bucket):
     assert copy.read_bytes() == b"whole" * 2_000_000
     copy.unlink()
     assert bucket.objects.keys() == {"run/shard.arrayrecord"}
+
+
+def test_an_object_is_created_or_replaced_only_if_nobody_was_faster(bucket, tmp_path):
+    remote = files.to_path("gs://bucket/run/lock.json")
+    for path in (tmp_path / "lock.json", remote):
+        assert files.create(path, b"first\r\n") and not files.create(path, b"second")
+        assert path.read_bytes() == b"first\r\n"
+    assert not files.replace_object(remote, b"another", b"second")
+    assert files.replace_object(remote, b"first\r\n", b"second") and remote.read_bytes() == b"second"
+    put, faster = bucket.put, iter([b"third"])
+
+    def interrupted(*arguments):  # another process uploads in the middle of our replacement
+        for content in faster:
+            put("bucket", "run/lock.json", content)
+        return put(*arguments)
+
+    bucket.put = interrupted
+    try:
+        assert not files.replace_object(remote, b"second", b"fourth")
+    finally:
+        bucket.put = put
+    assert remote.read_bytes() == b"third"
+    remote.unlink()
+    assert not files.replace_object(remote, b"third", b"fifth") and not remote.exists()
+
+
+def test_a_folder_in_a_bucket_is_copied_whole_before_anything_is_deleted(bucket):
+    folder, target = (files.to_path(f"gs://bucket/run/{name}") for name in ("000004", "moved_away/4"))
+    for name in ("checksums.txt", "state/d/0"):
+        (folder / name).write_text(name)
+    contents = []
+
+    class Watched(dict):
+        def pop(self, *arguments):
+            contents.append(sorted(name for name in self if name.startswith("run/moved_away/")))
+            return super().pop(*arguments)
+
+    bucket.objects = Watched(bucket.objects)
+    files.move_folder(folder, target)
+    copied = ["run/moved_away/4/checksums.txt", "run/moved_away/4/state/d/0"]
+    assert contents == [copied] * 2 and sorted(bucket.objects) == copied
+    assert (target / "state/d/0").read_text() == "state/d/0"
 
 
 def test_the_files_of_killed_processes_are_removed_and_those_of_living_ones_kept(tmp_path, monkeypatch):

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from mugrpo_jax import distributed
+from mugrpo_jax.files import to_path
 from mugrpo_jax.loop.resume import leave_if_stopped, save
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import ReferenceFolder, RolloutFolder, read_groups
@@ -34,7 +34,7 @@ def reference_logprobs(
     identity = {"source": config.reference.source, "dtype": config.model.compute_dtype}
     own = ReferenceFolder(reference_folder(run.folder.folder, stage), identity, rollouts)
     if config.replay.run is not None:
-        other = ReferenceFolder(reference_folder(Path(config.replay.run), stage), identity, rollouts)
+        other = ReferenceFolder(reference_folder(to_path(config.replay.run), stage), identity, rollouts)
         if not _missing(other):
             return other
     started, compiled = time.monotonic(), compile_clock().seconds

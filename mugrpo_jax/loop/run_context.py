@@ -14,6 +14,7 @@ import jax
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
 from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import to_path
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
@@ -88,7 +89,7 @@ class RunContext:
     @property
     def start_folder(self) -> Path:
         """Folder of the run whose start is the reference policy `start`: this run, or the replayed run."""
-        return self.folder.folder if self.config.replay.run is None else Path(self.config.replay.run)
+        return self.folder.folder if self.config.replay.run is None else to_path(self.config.replay.run)
 
     @functools.cached_property
     def scorer(self) -> Scorer:

@@ -3,15 +3,15 @@
 With several hosts, each host checks its share of the files, and all hosts come to the same result.
 """
 
-import os
 from pathlib import Path
 
 import jax
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import make_folder, move_folder
 from mugrpo_jax.runs import progress
-from mugrpo_jax.training import damage
+from mugrpo_jax.training import checkpoint_folders, damage
 
 
 def check_whole(checkpoint: Path) -> None:
@@ -26,8 +26,8 @@ def move_unusable(folder: Path, back_to: int | None = None) -> None:
     Every damaged checkpoint is named. Nothing is moved if no checkpoint is left, which is an error.
     `back_to` moves away all checkpoints after so many updates too.
     """
-    found = sorted((path for path in folder.glob("*") if path.name.isdigit()), reverse=True)
-    names = distributed.gather("checkpoints", [path.name for path in found])[0]
+    found = [path.name for path in reversed(checkpoint_folders(folder))]
+    names = distributed.gather("checkpoints", found)[0]
     if back_to is not None and back_to not in map(int, names):
         kept = ", ".join(str(int(name)) for name in reversed(names)) or "none"
         raise ConfigError(f"--back-to: {folder} has no checkpoint after {back_to} updates; kept: {kept}")
@@ -58,8 +58,8 @@ def _damage(checkpoint: Path) -> str | None:
 def _move_away(checkpoint: Path) -> None:
     """Move a checkpoint to the folder `moved_away` of the run, from where it can be deleted by hand."""
     place = checkpoint.parents[1] / "moved_away"
-    place.mkdir(exist_ok=True)
+    make_folder(place)
     names = (f"{checkpoint.parent.name}-{checkpoint.name}-{count}" for count in range(10_000))
     target = next(place / name for name in names if not (place / name).exists())
-    os.rename(checkpoint, target)
+    move_folder(checkpoint, target)
     progress.say(f"{checkpoint}: moved to {target}; delete it if you do not need it")

@@ -56,7 +56,7 @@ class Journal:
                 self._written.add(record)
             except OSError as error:
                 raise ConfigError(
-                    f"{self.path}: cannot be written ({error.strerror}); the same command continues"
+                    f"{self.path}: cannot be written ({error.strerror or error}); the same command continues"
                 ) from None
             for tracker in self._trackers:
                 tracker.write(record)

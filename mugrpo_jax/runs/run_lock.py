@@ -6,7 +6,6 @@ the file has not changed for `_DEAD_S` seconds on our own clock: clocks of two m
 """
 
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -18,6 +17,7 @@ from typing import Any
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import create, is_remote, make_folder, plain_errors, replace_object, write_atomically
 from mugrpo_jax.runs import progress
 
 _BEAT_S = 10.0  # seconds between two signs of life
@@ -40,10 +40,10 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._acquire()
         except OSError as error:
-            raise ConfigError(f"{self.path.parent}: cannot be written ({error.strerror})") from None
+            raise ConfigError(f"{self.path.parent}: cannot be written ({error.strerror or error})") from None
         threading.Thread(target=self._beat, daemon=True, name="lock").start()
         distributed.at_end(self.release)
         return self
@@ -52,16 +52,19 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Remove the lock, if it is still ours. More calls do nothing."""
-        with self._changing:
+        """Remove the lock, if it is still ours. More calls do nothing.
+
+        If the storage is away, the lock stays there, and the next process finds that this one has ended.
+        """
+        with self._changing, contextlib.suppress(OSError):
             if self._released.is_set():
                 return
             self._released.set()
             if _parse(_read(self.path)).get("token") == self._owner["token"]:
-                self.path.unlink(missing_ok=True)
+                _remove(self.path)
 
     def _acquire(self) -> None:
-        while not _create(self.path, self._text(0)):
+        while not create(self.path, self._text(0)):
             content = _read(self.path)
             alive = None if content is None else self._alive(content)
             if content is None or alive is None:
@@ -106,9 +109,9 @@ class RunLock:
         content = _read(self.path)
         owner = _parse(content)
         if content is None:
-            _create(self.path, text)
+            create(self.path, text)
         elif owner.get("token") == self._owner["token"]:
-            _write(self.path, text)
+            _write(self.path, content, text)
         elif owner:
             self._released.set()
             distributed.end_process(2, f"{self.path}: {_name(content)} has taken over this run")
@@ -154,63 +157,47 @@ def _parse(content: bytes | None) -> dict[str, Any]:
         return {}
 
 
-# All access to the lock file is below.
-
-
-def _create(path: Path, content: bytes) -> bool:
-    """Create the lock file; return False if it exists.
-
-    A link to a complete file makes sure that nobody ever sees an empty lock. Some file systems have no
-    links; there the file is created and then written, and whoever sees it empty waits for its owner.
-    """
-    complete = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    try:
-        complete.write_bytes(content)
-        os.link(complete, path)
-        return True
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
-            raise
-    finally:
-        complete.unlink(missing_ok=True)
-    try:
-        with path.open("xb") as file:
-            file.write(content)
-        return True
-    except FileExistsError:
-        return False
+# All access to the lock file is below, and in `files.create`.
 
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        with plain_errors():
+            return path.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, new: bytes) -> None:
     """Change our lock file in place. The length stays the same, so this works on a full disk too."""
+    if is_remote(path):
+        replace_object(path, content, new)
+        return
     with path.open("r+b") as file:
-        file.write(content)
+        file.write(new)
+
+
+def _remove(path: Path) -> None:
+    with plain_errors():
+        path.unlink(missing_ok=True)
 
 
 def _take(path: Path, content: bytes, new: bytes) -> bool:
     """Replace the lock of a dead owner by ours; return False if another process was faster.
 
     A second file makes sure that one process at a time does this. The lock itself is never missing meanwhile.
+    In a bucket, the storage service makes sure of it.
     """
+    if is_remote(path):
+        return replace_object(path, content, new)
     guard = path.with_name(path.name + ".takeover")
-    if not _create(guard, new):
+    if not create(guard, new):
         _wait_for_guard(guard)
         return False
     try:
         if _read(path) != content:
             return False
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(new)
-        os.replace(temporary, path)
+        write_atomically(path, new)
         return True
     finally:
         guard.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from mugrpo_jax.training.checkpoints import CheckpointStore as CheckpointStore
 from mugrpo_jax.training.checkpoints import Cursor as Cursor
+from mugrpo_jax.training.checkpoints import checkpoint_folders as checkpoint_folders
 from mugrpo_jax.training.checkpoints import newest_cursor as newest_cursor
 from mugrpo_jax.training.checksums import damage as damage
 from mugrpo_jax.training.optimizer import make_optimizer as make_optimizer

@@ -13,8 +13,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from mugrpo_jax.config import CheckpointsSection, ConfigError
-from mugrpo_jax.files import absolute, write_atomically
-from mugrpo_jax.training.checksums import ACCURACY, damage, write_checksums
+from mugrpo_jax.files import absolute, is_remote, write_atomically
+from mugrpo_jax.training.checksums import ACCURACY, COMMITTED, damage, write_checksums
 from mugrpo_jax.training.state import TrainState
 
 _EXTRA = "extra"  # a file that marks a checkpoint which was saved only because the run was stopped
@@ -72,7 +72,7 @@ class CheckpointStore:
     ) -> None:
         """Start to save in the background. If the newest checkpoint is this one, only add its accuracy.
 
-        The checkpoint exists once Orbax has renamed its temporary folder.
+        The checkpoint exists once Orbax has renamed its temporary folder (in a bucket, see `_before_commit`).
 
         Args:
           accuracy: the accuracy on held-out problems, if it was measured.
@@ -193,23 +193,33 @@ class CheckpointStore:
             self._manager.delete(old)
 
     def _before_commit(self) -> None:
-        """Complete the files of a checkpoint. Orbax calls this before it renames the temporary folder."""
+        """Complete the files of a checkpoint. Orbax calls this before it makes the checkpoint valid.
+
+        It does that by renaming the temporary folder. In a bucket, it writes directly into the final folder,
+        and makes the checkpoint valid by writing the file `COMMITTED`.
+        """
         step, name = self._saving, self.path(self._saving).name
         for folder in (path for path in self.folder.iterdir() if path.name.partition(".")[0] == name):
             if step in self._extra:
-                (folder / _EXTRA).touch()
+                write_atomically(folder / _EXTRA, b"")
             if (accuracy := self._accuracy[step]) is not None:
                 _write_accuracy(folder / ACCURACY, accuracy)
             write_checksums(folder)
 
 
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the folders of all checkpoints in `folder` whose saving was finished, the oldest first."""
+    found = sorted(path for path in folder.glob("*") if path.name.isdigit())
+    return [path for path in found if not is_remote(path) or (path / COMMITTED).exists()]
+
+
 def newest_cursor(folder: Path) -> Cursor | None:
     """Read the cursor of the newest checkpoint without Orbax; None if there is none that can be read."""
-    newest = max((path for path in folder.glob("*") if path.name.isdigit()), default=None)
-    if newest is None:
+    found = checkpoint_folders(folder)
+    if not found:
         return None
     try:
-        return Cursor(**json.loads((newest / "cursor" / "metadata").read_bytes()))
+        return Cursor(**json.loads((found[-1] / "cursor" / "metadata").read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 

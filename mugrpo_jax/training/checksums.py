@@ -1,22 +1,22 @@
 """Write and check the checksums of a checkpoint, in the format of the program `sha256sum`."""
 
 import hashlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import names_below, plain_errors, write_atomically
 
 CHECKSUMS = "checksums.txt"
 ACCURACY = "accuracy.txt"  # has its own checksum, because it may be written later
+COMMITTED = "commit_success.txt"
 
 # Orbax writes these two files last, after the checksums. Nothing that reads a checkpoint needs them.
-_NOT_CHECKED = (CHECKSUMS, ACCURACY, "_CHECKPOINT_METADATA", "commit_success.txt")
+_NOT_CHECKED = (CHECKSUMS, ACCURACY, "_CHECKPOINT_METADATA", COMMITTED)
 
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in the folder of a checkpoint."""
-    names = sorted(_names(folder))
+    names = _names(folder)
     with ThreadPoolExecutor() as threads:
         sums = threads.map(lambda name: _checksum(folder / name), names)
     lines = "".join(f"{checksum}  {name}\n" for checksum, name in zip(sums, names))
@@ -46,13 +46,10 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
-def _names(folder: Path) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in _NOT_CHECKED:
-            yield name
+def _names(folder: Path) -> list[str]:
+    return [name for name in names_below(folder) if name not in _NOT_CHECKED]
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with plain_errors(), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,10 +11,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import yaml
-from fake_gcs import FakeGcs
 
 from mugrpo_jax import files, rollouts
 from mugrpo_jax.cli.main import main
+from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.training import checkpoint_folders, damage
 
 CONFIG = """
 model:
@@ -245,22 +246,31 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(place, sparse):
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")  # aiohttp says it of gcsfs
-def test_a_run_in_a_bucket_is_killed_and_ends_like_a_local_run(base, monkeypatch, capsys):
-    with FakeGcs() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        out = files.to_path("gs://bucket/run")
-        killed = run(base / "local", "while saving", 4, out=out)  # its files are on their way to the bucket
-        assert killed.returncode == -9, killed.stderr
-        done = run(base / "local", out=out)
-        assert done.returncode == 0, done.stderr
-        assert "continuing at stage" in done.stdout
-        assert_same(out, base / "whole")
-        assert {"run/report.html", "run/environment.json", "run/samples/stage-001.json"} <= set(
-            server.objects
-        )
-        assert main(["report", str(out)]) == 0
-        assert main(["rollouts", str(out), "--stage", "1"]) == 0
-        assert "gs://bucket/run: mu_grpo, 12 updates" in (said := capsys.readouterr().out)
-        assert "stage 1: 48 responses" in said
-    assert not (base / "local").exists()
+def test_a_run_in_a_bucket_is_killed_and_ends_like_a_local_run(place, sparse, bucket, capsys):
+    out = files.to_path("gs://bucket/run")
+    killed = run(place / "local", "while saving", 3, config="sparse", out=out)
+    assert killed.returncode == -9, killed.stderr  # the files of update 10 are on their way to the bucket
+    finished = checkpoint_folders(out / "checkpoints")
+    assert [path.name for path in finished][:2] == ["000000", "000005"]
+    assert [damage(path) for path in finished] == [None] * len(finished)
+    newest = finished[-1] / "cursor" / "metadata"
+    flip(newest)
+    with RunLock(out):  # it takes the lock of the process that was killed
+        assert main(["train", str(place / "sparse.yaml"), "--out", str(out)]) == 2
+    assert f"gs://bucket/run: process {os.getpid()} on" in capsys.readouterr().err
+    done = run(place / "local", config="sparse", out=out)
+    assert done.returncode == 0, done.stderr
+    assert f"{newest}: damaged, its checksum differs from checksums.txt; the checkpoint before" in done.stdout
+    assert "continuing at stage" in done.stdout
+    assert_same(out, sparse)
+    assert stored_reference(out) == stored_reference(sparse)
+    assert kept(out) == kept(sparse)
+    names = set(bucket.objects)
+    assert {f"run/{name}" for name in ("report.html", "environment.json", "data.json")} <= names
+    assert "run/samples/stage-005.json" in names and "run/lock.json" not in names
+    assert f"run/moved_away/checkpoints-{finished[-1].name}-0/cursor/metadata" in names
+    assert main(["report", str(out)]) == 0
+    assert main(["rollouts", str(out), "--stage", "1"]) == 0
+    assert "gs://bucket/run: decoupled_ppo, 12 updates" in (said := capsys.readouterr().out)
+    assert "stage 1: 16 responses" in said
+    assert not (place / "local").exists()
