@@ -83,4 +83,5 @@ def _warm_started(config: RunConfig, mesh: Mesh, run: Path) -> tuple[Decoder, An
     model, abstract = models.abstract(run_model_shape(config))
     targets = placed(abstract, param_sharding(mesh, model, abstract))
     with contextlib.closing(CheckpointStore(run / "warm_start")) as store:
+        store.check(config.warm_start.updates)
         return model, store.restore_params(targets, config.warm_start.updates)
