@@ -67,12 +67,12 @@ def row(name: str, work: Path, *, quick: bool, inside: bool) -> bool:
         codes = hosts.wait(hosts.start(out, found, devices, *["--dry-run"] * quick), 400)
     shown = hosts.log(out, 0).read_text()
     line = next((text for text in shown.splitlines() if text.startswith("hosts: ")), shown[-300:])
-    if any(codes):
+    if any(codes) or not line.startswith(f"hosts: {len(codes)} process"):
         print(f"| {name} | `{line}` | {codes} | – | – |", flush=True)
         return False
     if quick:
         print(f"| {name} | `{line}` | {codes} | – | – |", flush=True)
-        return line.startswith("hosts: ")
+        return True
     same, apart = (True, 0.0) if name == "one process" else hosts.difference(work / "one-process", out)
     print(f"| {name} | `{line}` | {codes} | {'yes' if same else 'NO'} | {apart:.1e} |", flush=True)
     return same and apart <= TOLERANCE

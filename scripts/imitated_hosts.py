@@ -43,7 +43,12 @@ report: {samples: 0}
 track_drift: false
 """
 UPDATES = 8
-# JAX sets TPU_SKIP_MDS_QUERY on a machine without TPU chips; without it, the metadata server is asked.
+# JAX sets TPU_SKIP_MDS_QUERY on a machine without TPU chips. A host with libtpu and without the variable asks
+# the metadata server.
+ON_TPU_VM = (
+    "os.environ.pop('TPU_SKIP_MDS_QUERY', None); import importlib.util as u; find = u.find_spec; "
+    "u.find_spec = lambda name, *more: u if name == 'libtpu' else find(name, *more)"
+)
 PROGRAM = "import os, jax; {before}; import sys; from mugrpo_jax.cli.main import main; sys.exit(main())"
 
 
@@ -150,7 +155,7 @@ def tpu_vm(count: int) -> Iterator[list[Place]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         names = {"GCE_METADATA_IP": f"127.0.0.1:{server.server_port}", "JAX_COORDINATOR_PORT": port}
-        places.append(Place(names, before="os.environ.pop('TPU_SKIP_MDS_QUERY', None)"))
+        places.append(Place(names, before=ON_TPU_VM))
     try:
         yield places
     finally:
