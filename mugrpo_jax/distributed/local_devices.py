@@ -37,7 +37,10 @@ def view_devices(environment: Mapping[str, str] = os.environ) -> DeviceView:
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     node = " ".join((platform.node(), boot, environment.get("SLURM_NODEID", "")))
     names = next((environment[name] for name in _VISIBLE if name in environment), None)
-    if names is None:
+    platforms = environment.get("JAX_PLATFORMS", "").split(",")
+    if platforms != [""] and not {"cuda", "rocm", "gpu"} & set(platforms):
+        count = 0  # the user wants another kind of device
+    elif names is None:
         count = len(glob.glob("/dev/nvidia[0-9]*"))
     else:  # as in CUDA, an index of -1 hides itself and all devices after it
         listed = [name.strip() for name in names.split(",")]

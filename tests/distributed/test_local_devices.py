@@ -47,6 +47,11 @@ CASES = {
     "names instead of numbers": ([{"CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d72e"}] * 2, [[0], [1]]),
     "hidden": ([{"CUDA_VISIBLE_DEVICES": ""}] * 2, [None, None]),
     "hidden by -1": ([{"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}] * 2, [[0], [1]]),
+    "a machine with GPUs, but the user wants CPUs": (
+        [{"CUDA_VISIBLE_DEVICES": "0", "JAX_PLATFORMS": "cpu"}] * 2,
+        [None, None],
+    ),
+    "the user names GPUs": ([{"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cuda,cpu"}] * 2, [[0], [1]]),
     "AMD": ([{"ROCR_VISIBLE_DEVICES": "0,1"}] * 2, [[0], [1]]),
     "the user has chosen": ([slurm(0, FOUR, "4", JAX_LOCAL_DEVICE_IDS="3")] * 2, [None, None]),
 }
