@@ -265,6 +265,13 @@ def test_a_run_in_a_bucket_is_killed_and_ends_like_a_local_run(place, sparse, bu
     assert_same(out, sparse)
     assert stored_reference(out) == stored_reference(sparse)
     assert kept(out) == kept(sparse)
+    for path in checkpoint_folders(out / "checkpoints"):
+        assert damage(path) is None
+        checksums, committed = (
+            bucket.objects[f"run/checkpoints/{path.name}/{name}"][1]
+            for name in ("checksums.txt", "commit_success.txt")
+        )
+        assert checksums < committed  # these numbers increase with every upload
     names = set(bucket.objects)
     assert {f"run/{name}" for name in ("report.html", "environment.json", "data.json")} <= names
     assert "run/samples/stage-005.json" in names and "run/lock.json" not in names
