@@ -131,9 +131,10 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
             check_data(path, task.sources)
             task, _ = check_problems(config, task, run_model_tokenizer(config))
             check_reward(config, task)
+        distributed.check_same("data", task.sources)
+        with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)
-        distributed.check_same("data", task.sources)
         # After everything else: a config that cannot run must not claim the folder.
         folder = _open_folder(path, config, resources)
         with distributed.together("data"):
