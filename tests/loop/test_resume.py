@@ -57,7 +57,7 @@ def run(
 ) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
