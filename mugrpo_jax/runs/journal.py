@@ -83,6 +83,8 @@ class Journal:
             for loss in self.losses[len(expected["losses"]) :]:
                 progress.say(f"{loss}; training goes on without them")
         self._written = _Position(kept)
+        if not self.path.exists():
+            return
         self._file.replace("".join(json.dumps(record) + "\n" for record in kept))
         for tracker in self._trackers:
             tracker.restart(kept)
