@@ -45,7 +45,7 @@ def end_process(status: int, message: str) -> NoReturn:
                 action()
         print(f"mugrpo: {message}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-    finally:  # also if nobody reads the output any more
+    finally:  # printing fails if the terminal or pipe is closed; the process must end all the same
         os._exit(status)
 
 

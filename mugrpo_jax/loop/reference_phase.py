@@ -74,7 +74,7 @@ def keep_reference(run: RunContext) -> None:
 
 
 def _weights(run: RunContext) -> tuple[Any, Any]:
-    """Return model and weights of the reference policy; keep them if the config says so."""
+    """Return model and weights of the reference policy. With `reference.keep_in_memory`, keep them."""
     found = run.reference or load_reference(run.config, run.setup.mesh, run.start_folder)
     run.reference = found if run.config.reference.keep_in_memory else None
     return found

@@ -200,7 +200,7 @@ def _losses(folder: Path, path: Path) -> tuple[str, ...]:
     kept = [record for record in read_journal(path) if record["updates"] <= cursor.updates]
     try:
         return tuple(journal_losses(path, kept, cursor.updates, cursor.journal))
-    except (KeyError, TypeError):  # the checkpoint is damaged; whoever reads its weights says so
+    except (KeyError, TypeError):  # the checkpoint is damaged; `train`, `export` and `eval` report it
         return ()
 
 

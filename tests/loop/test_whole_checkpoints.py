@@ -1,4 +1,4 @@
-"""A run takes the newest checkpoint that is not damaged, and says so."""
+"""A run takes the newest checkpoint that is not damaged, and names those that it did not take."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No device ever holds more than its shard of the model, unless the plan says so.
+"""No device ever holds more than its shard of the model, except for arrays that the plan lists as copies.
 
 Every program that makes or moves arrays of the model's size is in the planner's list. The tests compile this
 list for eight simulated devices, and for TPU slices where libtpu is installed.
