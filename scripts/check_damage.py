@@ -24,28 +24,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from tiny_run import TINY_RUN
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import train
 from mugrpo_jax.setup.trained_model import checkpoint_step, export, trained_model
 
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
-task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, scorers: 0}
-sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 4}
-batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 2, stages: 2,
-        tokens_per_micro_batch: 128, length_multiple: 16}
-optimizer: {learning_rate: 1.0e-3}
-evaluation: {problems: 4}
-checkpoints: {every: 1, keep_last: 2}
-report: {samples: 0}
-"""
+# Two short stages with a checkpoint after every update.
+SETTINGS = ["batch.updates_per_stage=2", "warm_start.updates=0", "checkpoints={every: 1, keep_last: 2}"]
 NOT_READ = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
@@ -90,7 +77,7 @@ def trial(whole: Path, run: Path, kind: str, chance: random.Random, *, recover: 
     found["named"] += str(newest) in (noticed or "")
     found["wrong"] += bool(noticed) != needed
     if recover:
-        said, error = quietly(lambda: train(configs.load(whole.parent / "run.yaml"), run))
+        said, error = quietly(lambda: train(configs.load(whole.parent / "run.yaml", SETTINGS), run))
         same = all((a == b).all() for a, b in zip(weights(run), weights(whole), strict=True))
         found["resumed"] += 1
         found["recovered"] += error is None and same and (str(newest) in said or not needed)
@@ -109,8 +96,8 @@ def main() -> int:
     chance, failed = random.Random(arguments.seed), False
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        (place / "run.yaml").write_text(CONFIG)
-        quietly(lambda: train(configs.load(place / "run.yaml"), place / "whole"))
+        (place / "run.yaml").write_text(TINY_RUN)
+        quietly(lambda: train(configs.load(place / "run.yaml", SETTINGS), place / "whole"))
         for kind in ("flip", "truncate", "delete"):
             total: Counter[str] = Counter()
             for number in range(arguments.trials):

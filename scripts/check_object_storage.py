@@ -23,29 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from fake_gcs import FakeGcs  # noqa: E402  (a file of the tests)
+from tiny_run import TINY_RUN, UPDATES  # noqa: E402
 
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
-task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 6}, scorers: 0}
-sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 4}
-batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, stages: 2,
-        tokens_per_micro_batch: 128, length_multiple: 16}
-optimizer: {learning_rate: 1.0e-3}
-warm_start: {updates: 4, rows_per_update: 8}
-evaluation: {problems: 6}
-checkpoints: {every: 2, keep_last: 3}
-"""
 POINTS = (
     ["before an upload", "after an upload"] * 4
     + ["while saving", "before a shard", "inside a shard", "before the manifest", "journal"]
     + ["before an update", "after an update"]
 )
-UPDATES = 12
 LIMIT_S = 1800  # longest time of one run
 
 
@@ -59,7 +43,7 @@ def main() -> int:
     chance, end, failures = random.Random(arguments.seed), time.monotonic() + 60 * arguments.minutes, 0
     with tempfile.TemporaryDirectory() as name, FakeGcs() as server:
         place = Path(name)
-        (place / "config.yaml").write_text(CONFIG)
+        (place / "config.yaml").write_text(TINY_RUN)
         os.environ.update(server.environment)
         started = time.monotonic()
         train(place, str(place / "local"))

@@ -72,7 +72,7 @@ class Journal:
     def rewind(self, updates: int, expected: Mapping[str, Any] | None = None) -> None:
         """Delete the records after `updates` updates, because the run resumes from that checkpoint.
 
-        `expected` is the `position` in the checkpoint. If records are missing or changed, print a line about it.
+        `expected` is the `position` in the checkpoint. Print a line if records are missing or changed.
         """
         self._events = {event: record for event, record in self._events.items() if event[1] <= updates}
         if not self._writes:
