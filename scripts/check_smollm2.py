@@ -26,6 +26,7 @@ import numpy as np
 
 from mugrpo_jax.models import LoadedModel, cache, load_model, token_logprobs
 from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.loading import smollm2_path
 
 QUESTIONS = (
@@ -62,7 +63,7 @@ def main() -> None:
     model = load_model("smollm2-135m", dtype=jnp.float32)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "exported"
-        hf.save_huggingface(
+        hf_export.save_huggingface(
             model.params, folder, config=model.config, source=model.source, tokenizer=model.tokenizer
         )
         theirs = load_theirs(folder)

@@ -13,7 +13,7 @@ from mugrpo_jax.models.decoder import abstract as abstract
 from mugrpo_jax.models.decoder import create as create
 from mugrpo_jax.models.decoder import logits as logits
 from mugrpo_jax.models.io.huggingface import load_huggingface as load_huggingface
-from mugrpo_jax.models.io.huggingface import save_huggingface as save_huggingface
+from mugrpo_jax.models.io.huggingface_export import save_huggingface as save_huggingface
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES as KNOWN_SHAPES
 from mugrpo_jax.models.io.loading import LoadedModel as LoadedModel
 from mugrpo_jax.models.io.loading import load_model as load_model

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from mugrpo_jax import training
 from mugrpo_jax.models import param_sharding
-from mugrpo_jax.models.io.huggingface import tensor_gatherer
+from mugrpo_jax.models.io.huggingface_export import tensor_gatherer
 from mugrpo_jax.models.sharding import MESH_AXES, placed
 from mugrpo_jax.models.weights import abstract_params, params_maker
 from mugrpo_jax.planning.programs import Program, UpdatePrograms

@@ -12,7 +12,7 @@ from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.models.io import huggingface
+from mugrpo_jax.models.io import huggingface, huggingface_export
 from mugrpo_jax.models.io.loading import LoadedModel
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs.run_folder import read_config
@@ -81,11 +81,11 @@ def export(
 
     The weights are split over all devices. Several hosts call this together and write one folder.
     """
-    huggingface.check_new_folder(out)  # before the weights are read
+    huggingface_export.check_new_folder(out)  # before the weights are read
     read_config(run)
     step = checkpoint_step(run, step=step, best=best)
     kind = None if dtype is None else huggingface.supported_dtype(dtype)
     model = trained_model(run, step, dtype=kind, mesh=loading_mesh)
-    huggingface.save_huggingface(
+    huggingface_export.save_huggingface(
         model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer
     )

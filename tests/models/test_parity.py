@@ -12,6 +12,7 @@ import pytest
 
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.model_config import read_hf
 
 FIXTURES = Path(__file__).parent / "fixtures" / "parity"
@@ -94,6 +95,6 @@ def test_new_random_checkpoints_agree_in_and_out(family, script, tmp_path):
     config = read_hf(tmp_path / "theirs")
     # Once with the original's config.json, once with one of our own making.
     for out, source in ((tmp_path / "copied", tmp_path / "theirs"), (tmp_path / "ours", None)):
-        hf.save_huggingface(params, out, config=config, source=source)
+        hf_export.save_huggingface(params, out, config=config, source=source)
         again = script.prompt_logits(script.load(out), reference["prompts"])
         np.testing.assert_array_equal(again, reference["logits"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.models import make_mesh
-from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
 from mugrpo_jax.setup.problem_tokens import solution_tokens
@@ -230,7 +230,9 @@ def test_a_model_is_loaded_by_folder_and_exported_with_its_tokenizer(tmp_path):
     model = load_model(str(tmp_path / "a"), dtype=jnp.float32, mesh=make_mesh(fsdp=8))
     assert (model.config, model.source) == (config, tmp_path / "a")
     assert model.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")
-    hf.save_huggingface(model.params, tmp_path / "b", config=config, source=model.source, dtype=jnp.bfloat16)
+    hf_export.save_huggingface(
+        model.params, tmp_path / "b", config=config, source=model.source, dtype=jnp.bfloat16
+    )
     again = load_model(tmp_path / "b")
     np.testing.assert_array_equal(again.params["embed"], params["embed"])
     assert again.tokenizer.encode("1+2") == tiny.TOKENIZER.encode("1+2")

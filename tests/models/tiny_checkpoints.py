@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mugrpo_jax.models import ModelConfig, RopeScaling, decoder
-from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.tokenizer import CharTokenizer, Tokenizer
 
 _BASE = {
@@ -55,5 +55,5 @@ def write(
 ) -> tuple[Any, Any]:
     """Save a random checkpoint and return its `(model, params)`."""
     model, params = random_params(config, seed=seed, dtype=dtype)
-    hf.save_huggingface(params, folder, config=config, tokenizer=tokenizer, **options)
+    hf_export.save_huggingface(params, folder, config=config, tokenizer=tokenizer, **options)
     return model, params

@@ -1,14 +1,10 @@
-"""Load and save Hugging Face folders, which hold `config.json`, safetensors files and tokenizer files.
+"""Load Hugging Face folders, which hold `config.json`, safetensors files and tokenizer files.
 
 Names, shapes and dtypes of all tensors are checked before weights are loaded. Each parameter is copied to its
 devices before the next parameter is read, so that host memory never holds a second copy of the model.
 """
 
-import glob
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.files import read_json_object
 from mugrpo_jax.models import decoder
@@ -26,11 +21,9 @@ from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.models.io.safetensors_file import LazyTensor
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.sharding import check_mesh
-from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, Tokenizer
 from mugrpo_jax.models.weights import Params, param_sharding
 
-SHARD_BYTES = 5_000_000_000
-_WEIGHTS_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 _TOP_NAMES = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
@@ -75,11 +68,11 @@ def check_folder(folder: Path) -> ModelConfig:
 
 def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
     """Return all tensors in a folder by name. Only the headers of its safetensors files are read."""
-    if (folder / _WEIGHTS_FILE).exists():
-        return safetensors_file.tensors_in_file(folder / _WEIGHTS_FILE)
-    if not (folder / _INDEX_FILE).exists():
+    if (folder / WEIGHTS_FILE).exists():
+        return safetensors_file.tensors_in_file(folder / WEIGHTS_FILE)
+    if not (folder / INDEX_FILE).exists():
         raise ValueError(_no_weights(folder))
-    index = folder / _INDEX_FILE
+    index = folder / INDEX_FILE
     try:
         weight_map: Any = read_json_object(index).get("weight_map")
     except ValueError as error:
@@ -91,17 +84,17 @@ def tensors_in_folder(folder: Path) -> dict[str, LazyTensor]:
     files = sorted(set(weight_map.values()))
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
-            raise ValueError(f"{folder}: shard {file} is missing; {_INDEX_FILE} names {len(files)} shards")
+            raise ValueError(f"{folder}: shard {file} is missing; {INDEX_FILE} names {len(files)} shards")
     found: dict[str, LazyTensor] = {}
     for file in files:
         for name, tensor in safetensors_file.tensors_in_file(folder / file).items():
             if weight_map.get(name) != file:
-                raise ValueError(f"{folder / file}: tensor {name} is not where {_INDEX_FILE} says")
+                raise ValueError(f"{folder / file}: tensor {name} is not where {INDEX_FILE} says")
             found[name] = tensor
     lost = sorted(weight_map.keys() - found.keys())
     if lost:
         raise ValueError(
-            f"{folder / weight_map[lost[0]]}: tensor {lost[0]} named by {_INDEX_FILE} is not in it"
+            f"{folder / weight_map[lost[0]]}: tensor {lost[0]} named by {INDEX_FILE} is not in it"
         )
     return found
 
@@ -113,7 +106,7 @@ def _no_weights(folder: Path) -> str:
             f"{folder / pickles[0]}: pickle checkpoints are never opened, they can run code; "
             f"convert it to safetensors"
         )
-    return f"{folder}: no weights found; expected {_WEIGHTS_FILE} or {_INDEX_FILE}"
+    return f"{folder}: no weights found; expected {WEIGHTS_FILE} or {INDEX_FILE}"
 
 
 def params_from_tensors(
@@ -145,10 +138,10 @@ def params_from_tensors(
 
 def tensor_names(config: ModelConfig, params: Params) -> dict[tuple[Any, ...], list[str]]:
     """Return the Hugging Face names of each parameter by path. A stacked parameter has a name per layer."""
-    return {path: names for path, _, names in _named_leaves(config, params)}
+    return {path: names for path, _, names in named_leaves(config, params)}
 
 
-def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
+def named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[Any, ...], Any, list[str]]]:
     """Yield path, leaf and Hugging Face names of each parameter. A stacked parameter has a name per layer."""
     for path, leaf in jax.tree.leaves_with_path(params):
         key = path[-1].key
@@ -158,7 +151,7 @@ def _named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[A
             yield path, leaf, [f"model.layers.{i}.{_LAYER_NAMES[key]}" for i in range(config.num_layers)]
 
 
-def _stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+def stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a parameter's shape in the file, where layers are not stacked and matrices are transposed."""
     return shape[:0:-1] if path[0].key == "layers" else shape
 
@@ -181,7 +174,7 @@ def _check_tensors(
     source: str,
     dtype: np.dtype | None,
 ) -> None:
-    leaves = [(_stored_shape(path, leaf.shape), names) for path, leaf, names in _named_leaves(config, shapes)]
+    leaves = [(stored_shape(path, leaf.shape), names) for path, leaf, names in named_leaves(config, shapes)]
     wanted = {name for _, names in leaves for name in names}
     missing = [name for _, names in leaves for name in names if name not in tensors]
     if missing:
@@ -251,7 +244,7 @@ def _read_piece(parts: list[LazyTensor], dtype: np.dtype, index: tuple[slice, ..
         piece[...] = parts[0].read()[index]
         return piece
     for row, part in enumerate(parts[index[0]]):
-        _transpose_into(piece[row], part.read()[index[:0:-1]])
+        transpose_into(piece[row], part.read()[index[:0:-1]])
     return piece
 
 
@@ -263,180 +256,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _transpose_into(out: np.ndarray, source: np.ndarray) -> None:
+def transpose_into(out: np.ndarray, source: np.ndarray) -> None:
+    """Write the transpose of `source` to `out`."""
     # Transpose 64 rows at a time, because so few rows fit into the CPU's cache.
     for row in range(0, source.shape[0], 64):
         out[..., row : row + 64] = source[row : row + 64].T
-
-
-def save_huggingface(
-    params: Params,
-    out: Path | str,
-    *,
-    config: ModelConfig,
-    source: Path | str | None = None,
-    tokenizer: Tokenizer | None = None,
-    dtype: Any = None,
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write a folder that `transformers` can load. A complete temporary folder is renamed to `out`.
-
-    Args:
-      params: the parameter tree, on devices or in NumPy arrays. If the devices belong to several hosts, all
-        hosts must call this function, and the first host writes the folder.
-      out: the path of the new folder, which must not exist or must be empty.
-      source: the Hugging Face folder from which the model was loaded, or None. Its `config.json` (except for
-        the dtype), generation config and tokenizer files are copied.
-      tokenizer: the tokenizer to write if `source` has no tokenizer files.
-      dtype: the dtype of the written weights; None keeps the dtype of `params`.
-      shard_bytes: the maximum size of one safetensors file, unless a single tensor is larger.
-    """
-    out, source = Path(out), None if source is None else Path(source)
-    check_new_folder(out)
-    tensors = tensors_to_write(config, params, dtype)
-    config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
-    if jax.process_index() and not _addressable(params):
-        for tensor in tensors.values():
-            tensor.read()  # the first host reads the same tensors in the same order, and needs our shards
-        return
-    _remove_unfinished(out)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        (temporary / "config.json").write_text(config_json)
-        _write_tokenizer_files(temporary, source, tokenizer)
-        _write_weights(temporary, tensors, shard_bytes)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def check_new_folder(out: Path) -> None:
-    """Raise ValueError if `out` exists and is not an empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: exists already; choose another folder or remove it")
-
-
-def _remove_unfinished(out: Path) -> None:
-    """Remove the temporary folders of exports to `out` that were killed: their processes are gone."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
-        process = folder.name.split(".")[-2]
-        if process.isdigit() and not _runs(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # signal 0 only checks whether the process exists
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[str, LazyTensor]:
-    """Return all tensors by Hugging Face name, in file order. `read()` copies a tensor from its devices."""
-    wanted = {path: leaf.shape for path, leaf in jax.tree.leaves_with_path(decoder.abstract(config)[1])}
-    if {path for path, _ in jax.tree.leaves_with_path(params)} != wanted.keys():
-        raise ValueError("save: the parameters do not have the structure that the config describes")
-    found: dict[str, LazyTensor] = {}
-    for path, leaf, names in _named_leaves(config, params):
-        if leaf.shape != wanted[path]:
-            raise ValueError(
-                f"save: {jax.tree_util.keystr(path)} has shape {leaf.shape}, the config says {wanted[path]}"
-            )
-        kind, shape = supported_dtype(dtype or leaf.dtype), _stored_shape(path, leaf.shape)
-        stacked = path[0].key == "layers"
-        for layer, name in enumerate(names):
-            found[name] = LazyTensor(name, shape, kind, _reader(leaf, layer if stacked else None, kind))
-    return dict(sorted(found.items(), key=lambda item: _file_order(item[0])))
-
-
-def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.ndarray]:
-    def read() -> np.ndarray:
-        if _addressable(leaf):
-            array = np.asarray(leaf if layer is None else leaf[layer])
-        else:
-            array = np.asarray(tensor_gatherer(leaf.sharding)(leaf, layer))
-        if layer is None:
-            return array.astype(dtype, copy=False)
-        out = np.empty(array.shape[::-1], dtype)
-        _transpose_into(out, array)
-        return out
-
-    return read
-
-
-def _addressable(tree: Any) -> bool:
-    """Return whether all arrays are on devices of this process, or in its memory."""
-    return all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree))
-
-
-def tensor_gatherer(sharding: NamedSharding) -> Any:
-    """Return the program that copies one tensor, a layer of a parameter or all of it, to every device."""
-    return jax.jit(_tensor, out_shardings=NamedSharding(sharding.mesh, P()))
-
-
-def _tensor(leaf: jax.Array, layer: int | None) -> jax.Array:
-    return leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-
-
-def _file_order(name: str) -> tuple[int, int]:
-    """Return the sort key of a tensor name: embedding, layers in order, then final norm and head."""
-    parts = name.split(".")
-    return (1, int(parts[2])) if parts[1] == "layers" else (0 if "embed_tokens" in name else 2, 0)
-
-
-def _config_json(config: ModelConfig, source: Path | None, dtype: np.dtype) -> str:
-    if source is None:
-        return json.dumps(configs.to_hf(config) | {"dtype": dtype.name}, indent=2) + "\n"
-    if configs.read_hf(source) != config:
-        raise ValueError(f"{source / 'config.json'}: describes another model than the one being saved")
-    text = (source / "config.json").read_text()
-    raw = json.loads(text)
-    keys = [key for key in ("dtype", "torch_dtype") if key in raw] or ["dtype"]
-    if all(raw.get(key) == dtype.name for key in keys):
-        return text
-    return json.dumps(raw | dict.fromkeys(keys, dtype.name), indent=2) + "\n"
-
-
-def _write_tokenizer_files(folder: Path, source: Path | None, tokenizer: Tokenizer | None) -> None:
-    """Copy tokenizer files and generation config from `source`, or else write them from `tokenizer`."""
-    copied = set()
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        if source is not None and (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-            copied.add(name)
-    if tokenizer is None:
-        return
-    if not copied & set(TOKENIZER_FILES):
-        tokenizer.save(folder)
-    if "generation_config.json" not in copied:
-        eos = sorted(tokenizer.eos_ids)
-        ids = {"eos_token_id": eos if len(eos) > 1 else eos[0], "pad_token_id": tokenizer.pad_id}
-        (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
-
-
-def _write_weights(folder: Path, tensors: Mapping[str, LazyTensor], shard_bytes: int) -> None:
-    shards: list[dict[str, LazyTensor]] = [{}]
-    filled = 0
-    for name, tensor in tensors.items():
-        size = tensor.nbytes
-        if shards[-1] and filled + size > shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = tensor
-        filled += size
-    if len(shards) == 1:
-        safetensors_file.write_tensors(folder / _WEIGHTS_FILE, shards[0])
-        return
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        safetensors_file.write_tensors(folder / file, shard)
-        weight_map |= dict.fromkeys(shard, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / _INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")

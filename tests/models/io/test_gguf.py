@@ -13,7 +13,7 @@ import pytest
 import tiny_checkpoints as tiny
 
 from mugrpo_jax.models import RopeScaling, decoder, make_mesh
-from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.gguf import GGUFFile
 from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.models.rope import frequencies
@@ -76,7 +76,7 @@ def write_gguf(path, params, config=CONFIG, kind=TYPE.F32, *, arch="llama", pre=
     if change:
         change(writer)
     if params is not None:
-        for name, stored in hf.tensors_to_write(config, params, np.float32).items():
+        for name, stored in hf_export.tensors_to_write(config, params, np.float32).items():
             array = stored.read()
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
@@ -191,7 +191,7 @@ def test_tokenizer_and_chat_template_come_from_the_file(tmp_path):
     assert (ids[0], ids[-1]) == (0, 1)
     assert tokenizer.decode(ids) == "user\nhé 日"
     # Exported and loaded by transformers, it is the same tokenizer, and the model the same model.
-    hf.save_huggingface(
+    hf_export.save_huggingface(
         model.params, tmp_path / "out", config=model.config, source=model.source, tokenizer=tokenizer
     )
     again = load_model(tmp_path / "out")

@@ -17,6 +17,7 @@ import tiny_checkpoints as tiny
 
 from mugrpo_jax.models import decoder, make_mesh, model_config
 from mugrpo_jax.models.io import huggingface as hf
+from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.models.model_config import read_hf
@@ -58,7 +59,7 @@ def test_in_and_out_keeps_every_stored_bit_and_every_file(tmp_path):
     (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": [1, 5],   "x": 1}')
 
     _, params = hf.load_huggingface(tmp_path / "a")
-    hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "a")
+    hf_export.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "a")
     for name, tensor in hf.tensors_in_folder(tmp_path / "a").items():
         again = hf.tensors_in_folder(tmp_path / "b")[name]
         assert again.dtype == tensor.dtype and again.read().tobytes() == tensor.read().tobytes(), name
@@ -114,7 +115,7 @@ def test_sharded_loading_is_loading(shape, tmp_path):
     wanted = param_sharding(mesh, model, params)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, s: a.sharding == s, sharded, wanted)))
     # Saving gathers again, and loaded arrays can be donated.
-    hf.save_huggingface(sharded, tmp_path / "b", config=config, dtype=jnp.bfloat16)
+    hf_export.save_huggingface(sharded, tmp_path / "b", config=config, dtype=jnp.bfloat16)
     assert_same(hf.load_huggingface(tmp_path / "b")[1], params)
     doubled = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p), donate_argnums=0)(sharded)
     assert_same(doubled, jax.tree.map(lambda x: 2 * x, cast(params, jnp.float32)))
@@ -127,7 +128,9 @@ def test_saving_in_another_dtype_says_so_in_the_config(tmp_path):
     raw["torch_dtype"] = raw.pop("dtype")
     raw["something_else"] = {"kept": [1, 2]}
     (tmp_path / "a" / "config.json").write_text(json.dumps(raw))
-    hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "a", dtype=jnp.bfloat16)
+    hf_export.save_huggingface(
+        params, tmp_path / "b", config=config, source=tmp_path / "a", dtype=jnp.bfloat16
+    )
     saved = json.loads((tmp_path / "b" / "config.json").read_text())
     assert saved == raw | {"torch_dtype": "bfloat16"}
     assert_same(hf.load_huggingface(tmp_path / "b")[1], cast(params, jnp.bfloat16))
@@ -140,7 +143,7 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
         safetensors_file, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
     )
     with pytest.raises(OSError, match="disk full"):
-        hf.save_huggingface(params, tmp_path / "out", config=config)
+        hf_export.save_huggingface(params, tmp_path / "out", config=config)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,18 +151,20 @@ def test_saving_refuses_what_it_would_spoil(tmp_path):
     config, other = tiny.FAMILIES["llama-tied"], tiny.FAMILIES["qwen2-tied"]
     _, params = tiny.write(tmp_path / "a", config)
     with pytest.raises(ValueError, match=r"a: exists already; choose another folder"):
-        hf.save_huggingface(params, tmp_path / "a", config=config)
+        hf_export.save_huggingface(params, tmp_path / "a", config=config)
     with pytest.raises(ValueError, match=r"do not have the structure that the config describes"):
-        hf.save_huggingface(params, tmp_path / "b", config=other)
+        hf_export.save_huggingface(params, tmp_path / "b", config=other)
     tiny.write(tmp_path / "other", other)
     with pytest.raises(ValueError, match=r"other/config.json: describes another model"):
-        hf.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "other")
+        hf_export.save_huggingface(params, tmp_path / "b", config=config, source=tmp_path / "other")
     with pytest.raises(ValueError, match=r"'embed'.* has shape \(64, 16\), the config says \(64, 32\)"):
-        hf.save_huggingface({**params, "embed": params["embed"][:, :16]}, tmp_path / "b", config=config)
+        hf_export.save_huggingface(
+            {**params, "embed": params["embed"][:, :16]}, tmp_path / "b", config=config
+        )
     with pytest.raises(
         ValueError, match=r"dtype: .*int8.* is not supported; possible: float32, float16, bfloat16"
     ):
-        hf.save_huggingface(params, tmp_path / "b", config=config, dtype=jnp.int8)
+        hf_export.save_huggingface(params, tmp_path / "b", config=config, dtype=jnp.int8)
     assert not (tmp_path / "b").exists()
 
 
@@ -426,7 +431,7 @@ def test_weights_that_are_not_finite_are_named(sharded, tmp_path):
     _, params = tiny.random_params(config)
     params["layers"]["q"] = params["layers"]["q"].at[1, 2, 3].set(jnp.inf)
     params["norm"] = params["norm"].at[0].set(jnp.nan)
-    hf.save_huggingface(params, tmp_path / "a", config=config, tokenizer=tiny.TOKENIZER)
+    hf_export.save_huggingface(params, tmp_path / "a", config=config, tokenizer=tiny.TOKENIZER)
     mesh = make_mesh(fsdp=4, tensor=2) if sharded else None
     with pytest.raises(ValueError, match=r"a: tensor model.layers.1.self_attn.q_proj.weight \(and 1 more"):
         load_model(tmp_path / "a", mesh=mesh)
@@ -473,7 +478,7 @@ def test_loading_needs_the_target_and_a_few_tensors_but_no_second_model(tmp_path
     )
     _, shapes = decoder.abstract(config)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, ml_dtypes.bfloat16), shapes)
-    hf.save_huggingface(zeros, tmp_path / "large", config=config, tokenizer=tiny.TOKENIZER)
+    hf_export.save_huggingface(zeros, tmp_path / "large", config=config, tokenizer=tiny.TOKENIZER)
     tiny.write(tmp_path / "small", tiny.FAMILIES["llama-tied"])
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "large")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
