@@ -1,14 +1,15 @@
 """Several processes are one run: same rollouts, same metrics, same parameters; they live and end together."""
 
+import dataclasses
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import imitated_hosts
 import jax
 import numpy as np
 import optax
@@ -19,75 +20,23 @@ from mugrpo_jax import distributed, models, rollouts, training
 from mugrpo_jax.setup.trained_model import export, trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor
 
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 16}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
-task: {name: arithmetic, options: {difficulty: 1, train: 32, test: 5}, reward: host_rewards:short, scorers: 0}
-sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 2}
-batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 4, stages: 2,
-        tokens_per_micro_batch: 256, length_multiple: 32}
-objective: {name: decoupled_ppo, knobs: {kl_coef: 0.1, entropy_coef: 0.01}}
+# The tiny run of the launch scripts, with a loss that needs a reference and a proximal policy.
+CONFIG = f"""{imitated_hosts.CONFIG}
+objective: {{name: decoupled_ppo, knobs: {{kl_coef: 0.1, entropy_coef: 0.01}}}}
 proximal_every: 3
-optimizer: {learning_rate: 1.0e-2, eps: 1.0e-3}
-warm_start: {updates: 2, rows_per_update: 8}
-evaluation: {problems: 5}
-checkpoints: {every: 3, keep_last: 9, keep_best: 0}
-report: {samples: 0}
-track_drift: false
 """
 PATIENCE = 10  # seconds without a sign of life
 
 
-def free_port(low=20000, high=30000):
-    for port in np.random.default_rng().integers(low, high, 100).tolist():
-        with socket.socket() as probe:
-            if probe.connect_ex(("localhost", port)):
-                return port
-    raise AssertionError("no free port")
-
-
 def by_flags(count):
-    where = f"localhost:{free_port()}"
-    flags = ["--coordinator", where, "--processes", str(count), "--host-timeout", str(PATIENCE)]
-    return [({}, [*flags, "--process", str(i)]) for i in range(count)]
-
-
-def by_environment(count):
-    where = f"localhost:{free_port()}"
-    names = {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": str(count)}
-    return [(names | {"JAX_PROCESS_ID": str(i)}, []) for i in range(count)]
-
-
-def by_slurm(count):
-    """What `srun` sets; JAX derives the port from the job's number."""
-    job = free_port(61440, 65535) - 61440
-    names = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
-    names |= {"SLURM_STEP_NUM_TASKS": str(count)}
-    return [(names | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}, []) for i in range(count)]
-
-
-def by_open_mpi(count):
-    """What `mpirun` of Open MPI 5 sets on one host."""
-    names = {"PMIX_NAMESPACE": f"prterun-{free_port()}@1", "JAX_COORDINATOR_PORT": str(free_port())}
-    names |= {"OMPI_COMM_WORLD_SIZE": str(count), "OMPI_COMM_WORLD_LOCAL_SIZE": str(count)}
-    return [(names | {"OMPI_COMM_WORLD_RANK": str(i)}, []) for i in range(count)]
-
-
-def by_gke(slices):
-    """What GKE sets in the pods of several TPU slices of one host each."""
-    names = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": str(slices)}
-    names |= {"MEGASCALE_COORDINATOR_ADDRESS": "localhost:8080", "JAX_COORDINATOR_PORT": str(free_port())}
-    return [(names | {"MEGASCALE_SLICE_ID": str(i)}, []) for i in range(slices)]
+    places = imitated_hosts.flags(count)
+    return [dataclasses.replace(p, flags=[*p.flags, "--host-timeout", str(PATIENCE)]) for p in places]
 
 
 def launch(out, processes, *overrides, devices=8, kills=None, own=None):
     """Start a run's processes and wait for them; `kills` and `own` overrides are by process."""
     started, running = time.monotonic(), []
-    for i, (names, flags) in enumerate(processes):
+    for i, given in enumerate(processes):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)} "
@@ -97,7 +46,7 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         point = (kills or {}).get(i, ["none", "0"])
-        arguments = [str(out.parent / "hosts.yaml"), "--out", str(out), *flags, *overrides]
+        arguments = [str(out.parent / "hosts.yaml"), "--out", str(out), *given.flags, *overrides]
         command = [
             sys.executable,
             str(Path(__file__).parents[1] / "kill_driver.py"),
@@ -108,7 +57,7 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
         running.append(
             subprocess.Popen(
                 [*command, *(own or {}).get(i, [])],
-                env=environment | names,
+                env=environment | given.variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -126,21 +75,21 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
+    imitated_hosts.prepare(folder)
     (folder / "hosts.yaml").write_text(CONFIG)
-    (folder / "host_rewards.py").write_text("def short(text, problem):\n    return 1.0 / (1 + len(text))\n")
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(place):
-    codes, shown, _ = launch(place / "alone", [({}, [])])
+    codes, shown, _ = launch(place / "alone", [imitated_hosts.Place()])
     assert codes == [0], shown
     return place / "alone"
 
 
 @pytest.fixture(scope="module")
 def two_shown(place):
-    codes, shown, _ = launch(place / "two", by_slurm(2))
+    codes, shown, _ = launch(place / "two", imitated_hosts.slurm(2, 1))
     assert codes == [0, 0], shown
     assert shown[0].startswith("hosts: 2 processes through SLURM, 8 cpu devices, 4 in each process\n")
     return shown
@@ -203,7 +152,8 @@ def test_two_processes_export_one_folder(two, place):
     running = []
     settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     settings |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    for _, flags in by_flags(2):
+    for given in by_flags(2):
+        flags = given.flags
         command = [sys.executable, "-m", "mugrpo_jax", "export", str(two), str(place / "out"), *flags]
         running.append(
             subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True)
@@ -224,7 +174,7 @@ def test_two_processes_export_one_folder(two, place):
 
 def test_four_processes_on_another_mesh_are_one(alone, place):
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "mesh.sampling_tensor=2"]
-    codes, shown, _ = launch(place / "four", by_environment(4), *mesh)
+    codes, shown, _ = launch(place / "four", imitated_hosts.variables(4), *mesh)
     assert codes == [0] * 4, shown
     assert_same_rollouts(alone, place / "four")
     assert_same_end(alone, place / "four", 1e-5)
@@ -251,7 +201,7 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
     assert sum("stopping" in text for text in shown) >= 1
     assert not (out / "checkpoints" / "000008").exists()
     # What two processes began, one ends, on other devices.
-    codes, shown, _ = launch(out, [({}, [])], "mesh.fsdp=2", "mesh.tensor=2", devices=4)
+    codes, shown, _ = launch(out, [imitated_hosts.Place()], "mesh.fsdp=2", "mesh.tensor=2", devices=4)
     assert codes == [0], shown
     assert "continuing at stage" in shown[0]
     assert_same_rollouts(out, two)
@@ -259,7 +209,7 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
 
 
 def test_hosts_that_disagree_all_stop_and_name_the_key(place):
-    codes, shown, _ = launch(place / "disagree", by_open_mpi(2), own={1: ["seed=7"]})
+    codes, shown, _ = launch(place / "disagree", imitated_hosts.open_mpi(2, 5), own={1: ["seed=7"]})
     assert codes == [2, 2], shown
     assert "hosts: 2 processes through Open MPI, 8 cpu devices, 4 in each process" in shown[0]
     for text in shown:
@@ -270,7 +220,7 @@ def test_hosts_that_disagree_all_stop_and_name_the_key(place):
 def test_a_failure_of_one_host_is_named_on_all(place):
     missing = ["task.name=dataset", "task.options={train: there.jsonl}"]
     (place / "there.jsonl").unlink(missing_ok=True)
-    codes, shown, _ = launch(place / "failed", by_gke(2), *missing)
+    codes, shown, _ = launch(place / "failed", imitated_hosts.gke(2, 1), *missing)
     assert codes == [2, 2], shown
     assert "hosts: 2 processes through GKE, 2 slices, 8 cpu devices, 4 in each process" in shown[0]
     assert all("there.jsonl: no such file" in text for text in shown)
@@ -281,7 +231,7 @@ def test_a_failure_of_one_host_is_named_on_all(place):
 
 def test_a_host_alone_gives_up_in_words(place):
     hosts = by_flags(2)[:1]
-    hosts[0][1][hosts[0][1].index("--host-timeout") + 1] = "3"
+    hosts[0].flags[-1] = "3"  # seconds of --host-timeout
     codes, shown, _ = launch(place / "waiting", hosts)
     assert codes == [2]
     assert "process 1 of 2 did not come within 3 s; start all of them" in shown[0]
