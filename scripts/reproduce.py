@@ -19,6 +19,7 @@ With `--jobs` above 1 several runs share the GPU; then only their accuracies are
 """
 
 import argparse
+import dataclasses
 import itertools
 import shutil
 import sys
@@ -46,7 +47,7 @@ ARMS = {
     "mu_grpo-suffix_non_trigger": [*RELAXED, "objective.knobs={veto: suffix_non_trigger}"],
     "mu_grpo-sequence": [*RELAXED, "objective.knobs={veto: sequence}"],
     "m2po": ["objective.name=m2po"],
-    "p3o": ["objective.name=p3o"],
+    "p3o": ["objective.name=p3o", "batch.equal_groups=keep"],  # P3O also uses groups with equal rewards
 }
 
 
@@ -77,9 +78,17 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="train the arms until the time is over")
     run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="train these, in this order")
     run.add_argument("--seeds", nargs="+", type=int, default=[0], help="all arms of the first come first")
-    run.add_argument("--queue", nargs="+", type=_arm_and_seed, metavar="ARM:SEED", help="train exactly these")
+    run.add_argument(
+        "--queue", nargs="+", type=_queued, metavar="ARM:SEED[:RATE]", help="train exactly these"
+    )
     run.add_argument("--updates", type=int, default=4096, help="updates of each arm")
     run.add_argument("--mu", type=int, default=1024, help="updates per stage of the stale arms")
+    run.add_argument("--rates", nargs="+", type=float, help="learning rates (default: that of the config)")
+    run.add_argument(
+        "--replay",
+        action="store_true",
+        help="generate once per seed: all stale arms use the rollouts of the first one (a single stage)",
+    )
     grid = commands.add_parser("grid", help="train the grid of the staleness law until the time is over")
     grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="µ of the GRPO runs")
     grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="µ of the µ-GRPO runs")
@@ -115,11 +124,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _arm_and_seed(text: str) -> tuple[str, int]:
-    arm, _, seed = text.partition(":")
-    if arm not in ARMS or not seed.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}; possible: ARM:SEED with one of {', '.join(ARMS)}")
-    return arm, int(seed)
+def _queued(text: str) -> tuple[str, int, float | None]:
+    arm, seed, rate = [*text.split(":"), "", ""][:3]
+    try:
+        if arm in ARMS and text.count(":") <= 2:
+            return arm, int(seed), float(rate) if rate else None
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}; possible: ARM:SEED[:RATE] with one of {', '.join(ARMS)}")
 
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -128,8 +140,12 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
     start = runs / "warm-start-export" / "model"
     works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
+    replayed = arguments.command == "run" and arguments.replay
+    first, others = _replays(works, arguments) if replayed else ([], works)
     keys = [f"model.source={arguments.model}", *overrides]
-    if _warm_start(queue, runs, arguments.config, keys, start) and queue.run(works):
+    if _warm_start(queue, runs, arguments.config, keys, start) and queue.run(first) and queue.run(others):
+        if not arguments.keep:
+            _drop_heavy(first)
         say(what="all done")
     if queue.failed:
         say(what="failed", runs=queue.failed)
@@ -166,9 +182,16 @@ Setting = tuple[str, int, list[str]]  # the folder's name, µ, config keys
 
 
 def _arms(arguments: argparse.Namespace) -> Iterator[Setting]:
-    chosen = arguments.queue or [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
-    for arm, seed in chosen:
-        yield f"{arm}-seed{seed}", FRESH.get(arm, arguments.mu), [f"seed={seed}", *ARMS[arm]]
+    chosen = arguments.queue or [
+        (arm, seed, rate)
+        for seed, rate, arm in itertools.product(arguments.seeds, arguments.rates or [None], arguments.arms)
+    ]
+    for arm, seed, rate in chosen:
+        keys = [f"seed={seed}", *ARMS[arm]]
+        if rate is not None:
+            keys.append(f"optimizer.learning_rate={rate}")
+        name = arm if rate is None else f"{arm}-lr{rate:g}"
+        yield f"{name}-seed{seed}", FRESH.get(arm, arguments.mu), keys
 
 
 def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
@@ -190,6 +213,33 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
     last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides are for the warm start too
     command = ("train", arguments.config, "--out", folder, *keys, *sizes, *slots, *last_words)
     return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
+
+
+def _replays(works: list[Work], arguments: argparse.Namespace) -> tuple[list[Work], list[Work]]:
+    """Return the first stale run of each seed, and all other runs; the stale ones replay its rollouts.
+
+    The rollouts of a stage depend on the seed and the start, which all runs of a seed share.
+    """
+    if arguments.updates != arguments.mu:
+        sys.exit(f"--replay: needs a single stage; --updates {arguments.updates} is not --mu {arguments.mu}")
+    sources: dict[str, Work] = {}
+    others = []
+    for work in works:
+        seed = work.folder.name.rpartition("-seed")[2]
+        if work.folder.name.startswith(tuple(FRESH)):
+            others.append(work)
+        elif seed not in sources:
+            sources[seed] = dataclasses.replace(work, dropped=())
+        else:
+            command = (*work.command, f"replay.run={sources[seed].folder}")
+            others.append(dataclasses.replace(work, command=command, dropped=HEAVY))
+    return list(sources.values()), others
+
+
+def _drop_heavy(works: list[Work]) -> None:
+    for work in works:
+        for part in HEAVY:
+            shutil.rmtree(work.folder / part, ignore_errors=True)
 
 
 def _slots(path: Path, keys: list[str]) -> list[str]:

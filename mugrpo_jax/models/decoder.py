@@ -49,7 +49,7 @@ class Decoder:
             )
             for name, weight in layer_weights(config).items()
         }
-        table = _matrix(config.vocab_size, config.hidden_size, "vocab", "embed")
+        table = _matrix(config.vocab_size, config.hidden_size, "vocab", "embed", std=config.hidden_size**-0.5)
         head = {} if config.tie_embeddings else {"head": table}
         return {"embed": table, "layers": layers, "norm": _norm(config.hidden_size), **head}
 
@@ -95,17 +95,17 @@ def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weig
     """Declare the weights of one layer; `fused=True` declares the weights that `fuse` returns."""
     d, mlp = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    residual = 0.02 * (2 * config.num_layers) ** -0.5  # each layer adds two branches to the residual stream
+    branches = 2 * config.num_layers  # each layer adds two branches to the residual stream
     table = {
         "attn_norm": _norm(d),
         "q": _matrix(d, q, "embed", "heads"),
         "k": _matrix(d, kv, "embed", "kv_heads"),
         "v": _matrix(d, kv, "embed", "kv_heads"),
-        "o": _matrix(q, d, "heads", "embed", std=residual),
+        "o": _matrix(q, d, "heads", "embed", std=(branches * q) ** -0.5),
         "mlp_norm": _norm(d),
         "gate": _matrix(d, mlp, "embed", "mlp"),
         "up": _matrix(d, mlp, "embed", "mlp"),
-        "down": _matrix(mlp, d, "mlp", "embed", std=residual),
+        "down": _matrix(mlp, d, "mlp", "embed", std=(branches * mlp) ** -0.5),
     }
     if config.qkv_bias:
         table |= {"q_bias": _bias(q, "heads")} | dict.fromkeys(("k_bias", "v_bias"), _bias(kv, "kv_heads"))
@@ -118,8 +118,8 @@ def layer_weights(config: ModelConfig, *, fused: bool = False) -> dict[str, Weig
     return table
 
 
-def _matrix(rows: int, columns: int, *axes: str | None, std: float = 0.02) -> Weight:
-    return Weight((rows, columns), axes, decays=True, std=std)
+def _matrix(rows: int, columns: int, *axes: str | None, std: float | None = None) -> Weight:
+    return Weight((rows, columns), axes, decays=True, std=rows**-0.5 if std is None else std)
 
 
 def _norm(width: int) -> Weight:
