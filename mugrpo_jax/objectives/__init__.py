@@ -43,8 +43,8 @@ it to every call. Then the losses and gradients of the micro-batches add up to t
 `mugrpo_jax.objectives.batch_statistics` for how to share it between micro-batches.
 
 **By subject**: the losses are in the files that end in `_loss` or `_losses`. Beside them are `veto`,
-`importance_corrections`, `advantages`, `aggregation`, `kl`, `ess`, `diagnostics`, `metrics`, `staleness_law`
-and `objective_config`.
+`importance_corrections`, `advantages`, `aggregation`, `kl`, `ess`, `diagnostics`, `metrics`, `staleness_law`,
+`step_signal` and `objective_config`.
 """
 
 from mugrpo_jax.objectives._objective import Objective
@@ -92,6 +92,13 @@ from mugrpo_jax.objectives.staleness_law import (
     update_size,
     vcpo_factor,
 )
+from mugrpo_jax.objectives.step_signal import (
+    drift_exponent,
+    random_walk_drift,
+    signal_share,
+    smoothed,
+    updates_until_signal,
+)
 from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
 __all__ = [
@@ -124,6 +131,7 @@ __all__ = [
     "dppo",
     "dr_grpo",
     "drift_at_level",
+    "drift_exponent",
     "effective_sample_size",
     "equal_groups",
     "ess_from_sums",
@@ -146,16 +154,20 @@ __all__ = [
     "overlong_penalty",
     "p3o",
     "pnpo",
+    "random_walk_drift",
     "ratio_sums",
     "sapo",
     "second_moment",
     "sequence_ess",
     "sequence_veto_mask",
+    "signal_share",
+    "smoothed",
     "staleness_constants",
     "staleness_report",
     "tis_weights",
     "topr",
     "update_size",
+    "updates_until_signal",
     "vcpo_factor",
     "vespo",
     "veto_mask",
