@@ -17,8 +17,7 @@ import optax
 from mugrpo_jax import objectives
 
 TOKENS = ("short", "work", "1", "2", "3", "4", "5", "6", ".")
-PROMPTS, EASY, GROUP, LENGTH = 8, 4, 8, 10
-PROMPTS_PER_UPDATE = 8
+PROMPTS, EASY, GROUP, LENGTH, PROMPTS_PER_UPDATE = 8, 4, 8, 10, 8
 END = len(TOKENS) - 1
 SHORT, WORK = (0, END), (1, 2, 3, 4, 5, 6, 7, END)
 
@@ -99,19 +98,20 @@ def train(
 ) -> tuple[Policy, dict[str, jax.Array]]:
     """Train the first policy in stages. Return the last policy and the metrics after every update.
 
-    Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
-    size `ess` of the batch, the size `step` of the update and the `drift` since the stage began.
+    Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the diagnostics of all
+    objectives, the size `step` of the update, its `drift` since the stage began and the `cosine` of gradients.
     """
     adam = optax.scale_by_adam(b2=0.9)
 
     def update(start: Policy, carry: Any, batch: dict[str, jax.Array]) -> Any:
-        policy, state = carry
+        policy, state, last = carry
 
         def loss(policy: Policy) -> Any:
             logp = log_probs(policy, batch["prompts"], batch["tokens"])
             value, metrics = objective(logp, batch["logp"], batch["advantages"], batch["mask"])
-            ess = objectives.effective_sample_size(logp - batch["logp"], batch["mask"])
-            return value, {"ess": ess, "vetoed": metrics.get("vetoed/tokens", 0.0)}
+            found = objectives.diagnostics(logp, batch["logp"], batch["advantages"], batch["mask"])
+            found = {name: x for name, x in found.items() if not name.startswith("ratio_p")}  # slow quantiles
+            return value, found | {"ess": found["ess/tokens"], "vetoed": metrics.get("vetoed/tokens", 0.0)}
 
         gradient, found = jax.grad(loss, has_aux=True)(policy)
         direction, state = adam.update(gradient, state)
@@ -121,10 +121,11 @@ def train(
             "easy": solved[:EASY].mean(),
             "hard": solved[EASY:].mean(),
             **found,
+            "cosine": objectives.gradient_cosine(last, gradient),
             "step": learning_rate * optax.tree.norm(direction),
             "drift": optax.tree.norm(jax.tree.map(jnp.subtract, policy, start)),
         }
-        return (policy, state), measured
+        return (policy, state, gradient), measured
 
     def stage(carry: Any, key: jax.Array) -> Any:
         behavior = carry[0]  # frozen: it samples the whole stage, then the updates move away from it
@@ -133,5 +134,6 @@ def train(
 
     policy = first_policy()
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), stages)
-    (policy, _), measured = jax.lax.scan(stage, (policy, adam.init(policy)), keys)
+    nothing = jax.tree.map(jnp.zeros_like, policy)
+    (policy, *_), measured = jax.lax.scan(stage, (policy, adam.init(policy), nothing), keys)
     return policy, jax.tree.map(lambda array: array.reshape(-1), measured)

@@ -15,7 +15,9 @@ POINTS = 256  # of the drift of a run of the grid
 KEPT = (
     *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "abandoned/negative_responses"),
     *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
-    *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups"),
+    *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups", "entropy/tokens"),
+    *("abandoned/positive_responses", "behind_abandoned/negative_pull", "within_0.01/tokens"),
+    *("ratio/before_abandoned_tokens", "ratio/behind_abandoned_tokens"),
 )
 FACTS = (
     "seed",
@@ -132,8 +134,9 @@ def _binned(folder: Path) -> Iterator[dict[str, Any]]:
                 yield {"kind": "updates", "updates": record["updates"], "clock": clock, **means}
                 pending = []
         elif kind == "evaluation":
-            keep = {name: record[name] for name in ("updates", "accuracy", "standard_error")}
-            yield {"kind": "evaluation", "clock": clock, **keep}
+            keep = ("updates", "accuracy", "standard_error", "truncated", "malformed")
+            found = {name: record[name] for name in keep if name in record}
+            yield {"kind": "evaluation", "clock": clock, **found}
 
 
 def _mean(records: list[dict[str, Any]], name: str) -> float | None:

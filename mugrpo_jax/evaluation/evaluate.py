@@ -107,7 +107,8 @@ def evaluate(
       scorer: scores responses in the background.
       ks: the values of k for pass@k, each at most `samples`.
       name: name of the benchmark.
-      answer_of: extracts a response's answer for a majority vote; an entry of `ANSWER_READERS`.
+      answer_of: returns the answer in a response or None, for a majority vote and for the share of malformed
+        responses; an entry of `ANSWER_READERS`.
       confidence: level of the confidence intervals.
     """
     if samples < 1 or any(not 1 <= k <= samples for k in ks):
@@ -116,8 +117,8 @@ def evaluate(
         problems, generate, scorer, samples=samples, out=out, name=name, answer_of=answer_of
     )
     assert rows is not None
-    vote = answer_of is not None
-    return summarise(name, rows, samples=samples, ks=ks, vote=vote, confidence=confidence)
+    answers = answer_of is not None
+    return summarise(name, rows, samples=samples, ks=ks, answers=answers, confidence=confidence)
 
 
 def score_problems(

@@ -27,7 +27,7 @@ class ScoredResponse:
       sample: number of the response to this problem, from 0.
       problem: id of the problem.
       value, status, detail: as in `tasks.Score`.
-      answer: the extracted answer, for a majority vote; None if the response has none.
+      answer: the answer in the response; None if it has none, or if nobody looked.
       finish_reason: `stop`, or `length` if the response reached the length limit.
       length: number of tokens.
       text: the response.
@@ -109,6 +109,7 @@ class EvalResult:
       samples: responses per problem.
       metrics: `avg@k`, `pass@k` for each k asked for, `majority@k` where answers can be compared.
       truncated: share of responses cut off by the length limit.
+      malformed: share of responses that ended, but have no answer that can be read; None if nobody looked.
       mean_length: mean number of tokens in a response.
       statuses: number of responses with each scoring status.
       per_problem: for each metric, its value for each problem.
@@ -120,6 +121,7 @@ class EvalResult:
     samples: int
     metrics: dict[str, Estimate]
     truncated: float
+    malformed: float | None
     mean_length: float
     statuses: dict[str, int]
     per_problem: dict[str, list[float]]
@@ -141,7 +143,7 @@ def summarise(
     *,
     samples: int,
     ks: Sequence[int] = (),
-    vote: bool = False,
+    answers: bool = False,
     confidence: float = 0.95,
 ) -> EvalResult:
     """Compute the statistics of scored responses.
@@ -149,7 +151,7 @@ def summarise(
     Args:
       rows: `samples` responses to every problem, ordered by problem and sample.
       ks: the values of k for pass@k.
-      vote: True computes the majority vote over the answers.
+      answers: True if the rows have answers, for the majority vote and the share of malformed responses.
       confidence: level of the confidence intervals.
     """
     groups = [rows[i : i + samples] for i in range(0, len(rows), samples)]
@@ -157,9 +159,9 @@ def summarise(
     correct = [sum(value >= statistics.CORRECT for value in group) for group in values]
     per_problem = {f"avg@{samples}": [statistics.average_at_k(group) for group in values]}
     per_problem |= {f"pass@{k}": [statistics.pass_at_k(samples, c, k) for c in correct] for k in ks}
-    if vote:
-        answers = [[row.answer for row in group] for group in groups]
-        per_problem[f"majority@{samples}"] = [statistics.majority(a, v) for a, v in zip(answers, values)]
+    if answers:
+        read = [[row.answer for row in group] for group in groups]
+        per_problem[f"majority@{samples}"] = [statistics.majority(a, v) for a, v in zip(read, values)]
     failures = [row for row in rows if row.status != "ok"]
     return EvalResult(
         name=name,
@@ -167,6 +169,9 @@ def summarise(
         samples=samples,
         metrics={metric: statistics.bootstrap(v, confidence=confidence) for metric, v in per_problem.items()},
         truncated=float(np.mean([row.finish_reason == "length" for row in rows])),
+        malformed=float(np.mean([row.finish_reason == "stop" and row.answer is None for row in rows]))
+        if answers
+        else None,
         mean_length=float(np.mean([row.length for row in rows])),
         statuses=dict(sorted(Counter(row.status for row in rows).items())),
         per_problem=per_problem,
@@ -194,7 +199,7 @@ def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
 def as_table(results: Sequence[EvalResult]) -> str:
     """Format a table of benchmarks and their average; metrics are percentages with intervals."""
     metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
-    header = ["benchmark", "problems", "samples", *metrics, "truncated", "length", "not scored"]
+    header = ["benchmark", "problems", "samples", *metrics, "truncated", "malformed", "length", "not scored"]
     lines = [
         [
             result.name,
@@ -202,6 +207,7 @@ def as_table(results: Sequence[EvalResult]) -> str:
             str(result.samples),
             *(_cell(result.metrics.get(metric)) for metric in metrics),
             f"{100 * result.truncated:.1f}",
+            "–" if result.malformed is None else f"{100 * result.malformed:.1f}",
             f"{result.mean_length:.0f}",
             str(sum(count for status, count in result.statuses.items() if status != "ok")),
         ]
@@ -209,7 +215,7 @@ def as_table(results: Sequence[EvalResult]) -> str:
     ]
     if len(results) > 1:
         average: Mapping[str, Estimate] = average_results(results)
-        lines.append(["average", "", "", *(_cell(average.get(metric)) for metric in metrics), "", "", ""])
+        lines.append(["average", "", "", *(_cell(average.get(metric)) for metric in metrics), "", "", "", ""])
     return text_table([header, *lines])
 
 

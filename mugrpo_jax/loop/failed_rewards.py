@@ -1,9 +1,9 @@
 """Make the scorer of a run, and stop a run whose reward fails for most responses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.tasks import Scorer, Task, make_scorer
+from mugrpo_jax.tasks import ANSWER_READERS, Scorer, Task, make_scorer
 
 _FEW = 16  # a share of fewer responses says little
 
@@ -11,12 +11,22 @@ _FEW = 16  # a share of fewer responses says little
 def run_scorer(config: RunConfig, task: Task, *, workers: int | None = None) -> Scorer:
     """Return the scorer that the config describes; `workers` replaces `task.scorers`."""
     return make_scorer(
-        config.task.reward or task.reward,
+        reward_name(config, task),
         workers=config.task.scorers if workers is None else workers,
         deadline_s=config.task.deadline,
         memory_mb=config.task.scorer_memory_mb,
         max_failed=config.task.max_failed,
     )
+
+
+def answer_reader(config: RunConfig, task: Task) -> Callable[[str], str | None] | None:
+    """Return the function that reads the answer in a response; None for a reward of the user's own."""
+    return ANSWER_READERS.get(reward_name(config, task))
+
+
+def reward_name(config: RunConfig, task: Task) -> str:
+    """Return the name of the reward: that of the config, or else that of the task."""
+    return config.task.reward or task.reward
 
 
 def check_failed(

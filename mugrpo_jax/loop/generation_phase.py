@@ -12,7 +12,7 @@ from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import PATIENCE_S
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.failed_rewards import check_failed
+from mugrpo_jax.loop.failed_rewards import answer_reader, check_failed
 from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
@@ -137,6 +137,7 @@ def _sample(
             run.scorer,
             samples=samples,
             decode=run.setup.tokenizer.decode,
+            answer_of=answer_reader(run.config, run.task),
             stopped=lambda: run.stop.requested,
             bar=bar,
         )
@@ -174,6 +175,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "response_length": tokens / responses,
             "longest_response": manifest["longest_response"],
             "truncated": manifest["finish"].get("length", 0) / responses,
+            **({"malformed": manifest["malformed"] / responses} if "malformed" in manifest else {}),
             "equal_groups": manifest["equal_groups"] / manifest["groups"],
             "responses": responses,
             "response_tokens": tokens,

@@ -6,7 +6,7 @@ import time
 import jax
 
 from mugrpo_jax import distributed, evaluation
-from mugrpo_jax.loop.failed_rewards import check_failed
+from mugrpo_jax.loop.failed_rewards import answer_reader, check_failed
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.compile_clock import compile_clock
@@ -46,6 +46,8 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             "accuracy": accuracy.mean,
             "standard_error": accuracy.standard_error,
             "problems": result.problems,
+            "truncated": result.truncated,
+            **({} if result.malformed is None else {"malformed": result.malformed}),
             "status": {name: result.statuses.get(name, 0) for name in STATUSES},
             "seconds": {
                 "evaluate": time.monotonic() - started,
@@ -53,7 +55,11 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             },
         }
     )
-    progress.say(f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems)")
+    broken = "" if result.malformed is None else f", {result.malformed:.0%} malformed"
+    progress.say(
+        f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems; responses: "
+        f"{result.truncated:.0%} unfinished{broken})"
+    )
     progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)
     run.pending.restart()
     return accuracy.mean
@@ -61,7 +67,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
 
 def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.EvalResult | None:
     """Split the problems between the hosts and evaluate them; return None if any host was asked to stop."""
-    settings = evaluation_settings(run.config)
+    settings, reader = evaluation_settings(run.config), answer_reader(run.config, run.task)
     problems = list(run.task.test[: run.config.evaluation.problems])
     # A host without problems opens a sampler too: other hosts need its part of the weights.
     with run.setup.sampler(state.params) as sampler:
@@ -78,12 +84,14 @@ def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.Eval
             run.scorer,
             samples=settings.samples,
             indices=range(jax.process_index(), len(problems), jax.process_count()),
+            answer_of=reader,
             stopped=lambda: run.stop.requested,
         )
     parts = distributed.gather("evaluated", None if rows is None else evaluation.pack_rows(rows))
     if any(part is None for part in parts):
         return None
-    return evaluation.summarise("held-out", evaluation.unpack_rows(parts), samples=settings.samples)
+    rows = evaluation.unpack_rows(parts)
+    return evaluation.summarise("held-out", rows, samples=settings.samples, answers=reader is not None)
 
 
 def evaluation_due(run: RunContext, cursor: Cursor) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.failed_rewards import run_scorer
+from mugrpo_jax.loop.failed_rewards import reward_name, run_scorer
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import check_weights
 from mugrpo_jax.rollouts.generate_rollouts import training_order
@@ -107,7 +107,7 @@ def check_reward(config: RunConfig, task: Task) -> None:
 
     A built-in reward is not called. `task.max_failed=1` allows a reward that always fails.
     """
-    name, problems = config.task.reward or task.reward, task.train or task.test
+    name, problems = reward_name(config, task), task.train or task.test
     load_reward(name)
     if name in REWARDS or config.task.max_failed == 1 or not problems:
         return

@@ -14,8 +14,10 @@ from mugrpo_jax.objectives.bisection import largest_float
 from mugrpo_jax.objectives.ess import effective_sample_size, second_moment, sequence_ess
 from mugrpo_jax.objectives.kl import kl_estimate
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
+from mugrpo_jax.objectives.veto import columns, first_column
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+PARITY_BANDS = (0.001, 0.01, 0.05)  # distances of a ratio from 1
 
 
 def diagnostics(
@@ -31,15 +33,24 @@ def diagnostics(
     Args:
       logp, behavior_logp, advantages, mask: the four arrays of every objective.
       abandoned_ratio: a token with a ratio below this number is abandoned: π would hardly ever sample it.
+        These are the triggers of the veto, if its τ is the same number.
 
     Returns:
       Scalars without a gradient. `combine_metrics` can combine them:
 
-      `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `negative_responses`: counts; `positive`
-      and `negative` are the sign of the advantage.
+      `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `positive_responses`, `negative_responses`:
+      counts; `positive` and `negative` are the sign of the advantage.
       `ratio/tokens`, `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. The quantiles of the ratio
       are `ratio_p05/...`, `ratio_p50/...`, `ratio_p95/...`.
-      `abandoned/negative_responses`: share of the responses with A < 0 that have an abandoned token.
+      `within_0.001/tokens`, `within_0.01/tokens`, `within_0.05/tokens`: share of the tokens with a ratio this
+      close to 1. Before the first update of a stage, only a gap between sampler and trainer moves ratios.
+      `abandoned/positive_responses`, `abandoned/negative_responses`: share of the responses with A > 0 (or
+      A < 0) that have an abandoned token.
+      `before_abandoned_tokens`, `behind_abandoned_tokens`: counts of the tokens with A < 0 before and behind
+      the first abandoned token of their response; `ratio/before_abandoned_tokens` and
+      `ratio/behind_abandoned_tokens` are their mean ratios. Responses without such a token are not counted.
+      `negative_pull`: Σ|ρA| over the tokens with A < 0, which is how strongly an unclipped loss pushes them
+      down. `behind_abandoned/negative_pull`: share of this sum behind the first abandoned token.
       `ess/tokens`, `sequence_ess/responses`: effective sample sizes, as shares.
       `second_moment/tokens`: mean of l².
       `k1/tokens`, `k3/tokens`: estimates of KL(b ‖ π), because the samples come from b.
@@ -52,22 +63,25 @@ def diagnostics(
     >>> found = diagnostics(logp, jnp.zeros((2, 3)), jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
     >>> round(float(found["ratio_p50/positive_tokens"]), 4), round(float(found["ratio_min"]), 6)
     (1.1, 5e-05)
-    >>> float(found["abandoned/negative_responses"])
-    1.0
+    >>> float(found["abandoned/negative_responses"]), float(found["ratio/behind_abandoned_tokens"])
+    (1.0, 0.5)
+    >>> round(float(found["behind_abandoned/negative_pull"]), 4)  # 0.5 / (1.0 + 5e-5 + 0.5)
+    0.3333
     """
     check_number("abandoned_ratio", abandoned_ratio, strict=True)
     tokens = read_tokens(stop_gradient(jnp.asarray(logp)), behavior_logp, advantages, mask)
-    negative = tokens.advantages < 0
-    negatives = negative.any(axis=1).sum()
-    abandoned = (negative & (tokens.ratio < abandoned_ratio)).any(axis=1).sum()
+    positive, negative = tokens.advantages > 0, tokens.advantages < 0
+    abandoned = tokens.mask & (tokens.ratio < abandoned_ratio)
     found = {
         "tokens": tokens.total,
         "responses": tokens.mask.any(axis=1).sum(),
-        "negative_responses": negatives,
-        "abandoned/negative_responses": mean_over(abandoned, negatives),
+        **_abandoned(positive, abandoned, "positive_responses"),
+        **_abandoned(negative, abandoned, "negative_responses"),
+        **_around_abandoned(tokens, negative, abandoned),
         "ratio/tokens": tokens.mean(tokens.ratio),
-        **_ratios(tokens, tokens.advantages > 0, "positive_tokens"),
+        **_ratios(tokens, positive, "positive_tokens"),
         **_ratios(tokens, negative, "negative_tokens"),
+        **{f"within_{band}/tokens": tokens.share(jnp.abs(tokens.ratio - 1) <= band) for band in PARITY_BANDS},
         "ess/tokens": effective_sample_size(tokens.log_ratio, tokens.mask),
         "sequence_ess/responses": sequence_ess(tokens.log_ratio, tokens.mask),
         "second_moment/tokens": second_moment(tokens.log_ratio, tokens.mask),
@@ -76,6 +90,26 @@ def diagnostics(
         **_behavior_kl(tokens),
     }
     return as_metrics(found)
+
+
+def _abandoned(chosen: jax.Array, abandoned: jax.Array, name: str) -> Metrics:
+    """Return the number of responses with a token in `chosen`, and the share in which one is abandoned."""
+    count = chosen.any(axis=1).sum()
+    return {name: count, f"abandoned/{name}": mean_over((chosen & abandoned).any(axis=1).sum(), count)}
+
+
+def _around_abandoned(tokens: Tokens, negative: jax.Array, abandoned: jax.Array) -> Metrics:
+    """Compare the tokens with A < 0 before and behind the first abandoned token of their response."""
+    first = first_column(negative & abandoned)
+    place, end = columns(negative), negative.shape[1]
+    before, behind = negative & (place < first) & (first < end), negative & (place > first)
+    pull = jnp.where(negative, tokens.ratio * jnp.abs(tokens.advantages), 0.0)
+    return {
+        **_mean_ratio(tokens, before, "before_abandoned_tokens"),
+        **_mean_ratio(tokens, behind, "behind_abandoned_tokens"),
+        "negative_pull": pull.sum(),
+        "behind_abandoned/negative_pull": mean_over(jnp.where(behind, pull, 0.0).sum(), pull.sum()),
+    }
 
 
 def _behavior_kl(tokens: Tokens) -> Metrics:
@@ -88,13 +122,17 @@ def _behavior_kl(tokens: Tokens) -> Metrics:
 
 def _ratios(tokens: Tokens, chosen: jax.Array, name: str) -> Metrics:
     """Return count, mean ratio and ratio quantiles of the tokens where `chosen` is True."""
-    count = chosen.sum()
     quantiles = _quantiles(tokens.ratio, chosen, jnp.array(list(QUANTILES.values())))
     return {
-        name: count,
-        f"ratio/{name}": mean_over(jnp.where(chosen, tokens.ratio, 0.0).sum(), count),
+        **_mean_ratio(tokens, chosen, name),
         **{f"ratio_{key}/{name}": quantiles[i] for i, key in enumerate(QUANTILES)},
     }
+
+
+def _mean_ratio(tokens: Tokens, chosen: jax.Array, name: str) -> Metrics:
+    """Return count and mean ratio of the tokens where `chosen` is True."""
+    count = chosen.sum()
+    return {name: count, f"ratio/{name}": mean_over(jnp.where(chosen, tokens.ratio, 0.0).sum(), count)}
 
 
 def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.Array:

@@ -2,8 +2,9 @@
 
 Metrics are a dict of float32 scalars. The key says how to combine the values of a metric:
 
-    `tokens`, `negative_responses`, ...   a plain name is a count; counts are added
+    `tokens`, `negative_responses`, ...   a plain name is a count or a sum; these are added
     `vetoed/tokens`                       `x/n` is a mean over the count n; means are averaged with weights n
+    `behind_abandoned/negative_pull`      n may also be a sum; then `x/n` is a share of this sum
     `ratio_min`, `ratio_max`              the smallest or the largest value
 
     `ess/tokens`                          an effective sample size; exact too, with the mean `ratio/tokens`
@@ -65,5 +66,8 @@ def as_metrics(values: Mapping[str, ArrayLike]) -> Metrics:
 
 
 def mean_over(total: jax.Array, count: jax.Array) -> jax.Array:
-    """Return `total / count`, the mean of `count` values with the sum `total`; 0 if there are no values."""
-    return total / jnp.maximum(count, 1)
+    """Return `total / count`, the mean of `count` values with the sum `total`; 0 if there are no values.
+
+    The count may also be a sum of weights, so it can lie between 0 and 1.
+    """
+    return total / jnp.where(count > 0, count, 1)

@@ -11,9 +11,11 @@ the signal has added up to k‖s‖ and the noise to √k·‖n‖, so the signa
 about (1 − c) / c updates (`updates_until_signal`). The growth of the drift shows the same from the other side
 (`drift_exponent`): 0.5 is a random walk, 1 a straight line.
 
-Two limits. The noise is independent only if consecutive updates share no responses, as in a stage with one
-epoch. The cosine is measured on the gradient before Adam. Adam's momentum correlates the steps themselves, so
-compare an exponent with that of a random walk with the same momentum (`random_walk_drift`).
+Three limits. The noise is independent only if consecutive updates share no responses, as in a stage with one
+epoch. The cosine compares neighbours: a signal that turns within a stage adds up to less than (1 − c) / c
+says, and the exponent of the drift shows this. The cosine is measured on the gradient before Adam. Adam's
+momentum correlates the steps themselves, so compare an exponent with that of a random walk with the same
+momentum (`random_walk_drift`).
 
 All functions take plain sequences and use NumPy. Values that are not finite are ignored.
 """

@@ -66,7 +66,7 @@ def veto_mask(
         return valid & ~trigger
     if scope == "sequence":
         return valid & ~(negative & trigger.any(axis=1, keepdims=True))
-    behind = negative & (_positions(valid) > _first(trigger))
+    behind = negative & (columns(valid) > first_column(trigger))
     if scope == "suffix_non_trigger":
         behind &= ~trigger
     return valid & ~behind
@@ -91,7 +91,7 @@ def veto_metrics(
     """
     trigger, negative, valid = _triggers(log_ratio, advantages, mask, ratio)
     triggered, negatives = trigger.any(axis=1), negative.any(axis=1)
-    before = (valid & (_positions(valid) < _first(trigger))).sum(axis=1)
+    before = (valid & (columns(valid) < first_column(trigger))).sum(axis=1)
     position = jnp.where(triggered, before / jnp.maximum(valid.sum(axis=1), 1), 0.0)
     found = {
         "negative_responses": negatives.sum(),
@@ -116,11 +116,12 @@ def _triggers(
     return negative & (stop_gradient(on_tokens(log_ratio, valid)) < threshold), negative, valid
 
 
-def _positions(valid: jax.Array) -> jax.Array:
-    return jnp.arange(valid.shape[1])[None, :]
+def columns(array: jax.Array) -> jax.Array:
+    """Return the column numbers of an array `[B, T]`, `[1, T]`."""
+    return jnp.arange(array.shape[1])[None, :]
 
 
-def _first(trigger: jax.Array) -> jax.Array:
-    """Return the column of the first trigger in each row, `[B, 1]`; T for rows without a trigger."""
-    columns = jnp.where(trigger, _positions(trigger), trigger.shape[1])
-    return columns.min(axis=1, keepdims=True, initial=trigger.shape[1])
+def first_column(chosen: jax.Array) -> jax.Array:
+    """Return the first column in which each row of `chosen` is True, `[B, 1]`; T for rows without one."""
+    found = jnp.where(chosen, columns(chosen), chosen.shape[1])
+    return found.min(axis=1, keepdims=True, initial=chosen.shape[1])

@@ -1,6 +1,7 @@
 """Draw metrics of runs against staleness, the number of updates since the rollouts were generated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,19 @@ from mugrpo_jax.report.panel_data import (
 )
 from mugrpo_jax.report.run_history import History
 
+Metric = str | Callable[[History], np.ndarray]
+
+
+def for_all(runs: Sequence[History], title: str, y: str, metrics: Mapping[str, Metric], **look: Any) -> Panel:
+    """Draw the same metrics of every run against staleness."""
+    return against_staleness(runs, title, y, [metrics] * len(runs), **look)
+
 
 def against_staleness(
     runs: Sequence[History],
     title: str,
     y: str,
-    metrics: Sequence[Mapping[str, str]],
+    metrics: Sequence[Mapping[str, Metric]],
     *,
     log: str = "",
     low: float | None = None,
@@ -33,13 +41,14 @@ def against_staleness(
 ) -> Panel:
     """Draw a line for each stage of each run. `metrics` has one {name of the line: metric} for each run.
 
-    The other arguments are those of `Panel`.
+    A metric is a name in the journal, or a function that returns a value for every update of a run. The other
+    arguments are those of `Panel`.
     """
     lines = []
     for i, run in enumerate(runs):
         staleness = run.values("staleness")
         for (name, metric), style in zip(metrics[i].items(), STYLES):
-            values = drawable(run.values(metric), log)
+            values = drawable(run.values(metric) if isinstance(metric, str) else metric(run), log)
             for stage, age in drawn_stages(run).items():
                 part = run.stage_slices[stage]
                 bins = even_bins(part.stop - part.start, MOST_STAGE_POINTS)

@@ -23,6 +23,7 @@ from mugrpo_jax.report.run_history import History, names
 from mugrpo_jax.report.run_summary import stage_table
 from mugrpo_jax.report.samples import page_samples
 from mugrpo_jax.report.staleness_advice import advice
+from mugrpo_jax.report.step_signal_panels import signal_table
 
 
 def write_page(runs: Sequence[History], path: str | Path) -> Path:
@@ -44,6 +45,7 @@ def page(runs: Sequence[History]) -> str:
         runs=[_run(run, name, nth_color(i)) for i, (run, name) in enumerate(zip(runs, called))],
         sections=sections,
         stages=_stage_colors(runs),
+        signal_table=signal_table(runs, called),
         law=[(name, advice(run, fitted)) for name, run in zip(called, runs)],
         law_table=_law_table(runs, called),
         configs=_table([_flat(configs.to_dict(run.config)) for run in runs]),

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from mugrpo_jax.report import staleness_position as law
-from mugrpo_jax.report.against_staleness import against_staleness, drawable
+from mugrpo_jax.report.against_staleness import drawable, for_all
 from mugrpo_jax.report.objective_panels import adapted, clipped, vetoed
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
@@ -24,6 +23,8 @@ from mugrpo_jax.report.panel_data import (
 )
 from mugrpo_jax.report.run_history import History
 from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
+from mugrpo_jax.report.step_signal_panels import drift, gradient_cosine
+from mugrpo_jax.report.trigger_panels import abandoned, mean_ratio_negative, pull_behind_trigger
 
 # -- learning
 
@@ -81,18 +82,11 @@ def _learning_note(runs: Sequence[History], over: str) -> str:
 # -- against staleness
 
 
-def abandoned(runs: Sequence[History]) -> Panel:
-    """Panel: share of responses (advantage < 0) with an abandoned token, against staleness."""
-    note = "Share of the responses with A < 0 in which the ratio ρ of a token fell below 1e-4."
-    metrics = {"responses": "abandoned/negative_responses"}
-    return _for_all(runs, "Wrong responses with an abandoned token", "share", metrics, low=0, note=note)
-
-
 def effective_sample_size(runs: Sequence[History]) -> Panel:
     """Panel: effective sample size divided by the number of tokens or responses, against staleness."""
     metrics = {"tokens": "ess/tokens", "responses": "sequence_ess/responses"}
     note = "Responses: values of each micro-batch, averaged over the update."
-    return _for_all(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05, note=note)
+    return for_all(runs, "Effective sample size", "ESS / n", metrics, low=0, high=1.05, note=note)
 
 
 def ratios_positive(runs: Sequence[History]) -> Panel:
@@ -110,37 +104,14 @@ def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel
     metrics = {name: f"ratio_{key}/{sign}_tokens" for name, key in quantiles.items()}
     note = "Quantiles of each micro-batch, averaged over the update."
     title = f"Ratio ρ where A {relation} 0"
-    return _for_all(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
-
-
-def mean_ratio_negative(runs: Sequence[History]) -> Panel:
-    """Panel: the mean importance ratio ρ of tokens with advantage A < 0, against staleness."""
-    metrics = {"mean": "ratio/negative_tokens"}
-    return _for_all(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),))
+    return for_all(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
 
 
 def gap(runs: Sequence[History]) -> Panel:
     """Panel: |log-ratio| against staleness. The value at staleness 0 is the sampler–trainer gap."""
     note = "At staleness 0 the policy has not changed yet: the value is the gap between sampler and trainer."
     metrics = {"mean": "gap/tokens", "largest": "gap_max"}
-    return _for_all(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
-
-
-def drift(runs: Sequence[History]) -> Panel:
-    """Panel: the drift, the distance from the weights at the start of the stage, against staleness."""
-    return _for_all(runs, "Drift", "‖θ − θ_b‖", {"drift": "drift"}, low=0)
-
-
-def gradient_cosine(runs: Sequence[History]) -> Panel:
-    """Panel: the cosine of consecutive gradients, which rises before a collapse, against staleness."""
-    note = "Near 0 while training is stable. Above 0.5 it warns of a collapse."
-    title, metrics = "Cosine of consecutive gradients", {"cosine": "gradient_cosine"}
-    return _for_all(runs, title, "cosine", metrics, levels=(("0.5", 0.5),), note=note)
-
-
-def _for_all(runs: Sequence[History], title: str, y: str, metrics: Mapping[str, str], **look: Any) -> Panel:
-    """Draw the same metrics of every run against staleness."""
-    return against_staleness(runs, title, y, [metrics] * len(runs), **look)
+    return for_all(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
 
 
 # -- responses
@@ -158,6 +129,23 @@ def entropy(runs: Sequence[History]) -> Panel:
     recorded = tuple(line for line in panel.lines if np.isfinite(line.y).any())
     note = "Near 0, the policy always gives the same response and explores no more."
     return dataclasses.replace(panel, lines=recorded, note=" ".join(filter(None, (note, panel.note))))
+
+
+def broken_responses(runs: Sequence[History]) -> Panel:
+    """Panel: shares of malformed and of unfinished responses in the held-out evaluations, against updates."""
+    lines = []
+    for i, run in enumerate(runs):
+        x = np.array([record["updates"] for record in run.evaluations], float)
+        for name, key, style in (("malformed", "malformed", "solid"), ("unfinished", "truncated", "dashed")):
+            y = np.array([record.get(key, np.nan) for record in run.evaluations], float)
+            if np.isfinite(y).any():
+                lines.append(Line(i, name, x, y, style=style))
+    note = (
+        "Held-out problems. Malformed: the response ended, but has no answer that the reward can read. "
+        "Unfinished: it was cut off at the length limit. Both rise when the text itself breaks."
+    )
+    title = "Malformed or unfinished responses"
+    return Panel(title, "updates", "share of responses", tuple(lines), low=0, note=note)
 
 
 def gradient_norm(runs: Sequence[History]) -> Panel:
@@ -260,15 +248,16 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         vetoed,
         adapted,
         abandoned,
-        effective_sample_size,
+        pull_behind_trigger,
         mean_ratio_negative,
+        effective_sample_size,
         ratios_positive,
         ratios_negative,
         gap,
         drift,
         gradient_cosine,
     ),
-    "Responses": (response_length, entropy, finish_reasons),
+    "Responses": (response_length, entropy, finish_reasons, broken_responses),
     "Time": (time_spent, throughput, slot_occupancy),
     "Staleness law": (staleness_law, gradient_norm),
 }

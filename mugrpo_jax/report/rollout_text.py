@@ -66,10 +66,14 @@ def _describe(groups: Sequence[Group], rewards: tuple[float, float] | None) -> s
         f"rewards   mean {values.mean():.3f}; {_counts(f'{value:g}' for value in values)}",
         f"lengths   {_quantiles([len(rollout.tokens) for rollout in found])} tokens",
         f"prompts   {_quantiles([len(group.prompt) for group in groups])} tokens",
-        f"finished  {_counts(rollout.finish for rollout in found)}",
+        f"finished  {_counts(map(_finish, found))}",
         f"scored    {_counts(rollout.status for rollout in found)}",
     ]
     return "\n  ".join(lines)
+
+
+def _finish(rollout: Rollout) -> str:
+    return f"{rollout.finish} without an answer" if rollout.malformed else rollout.finish
 
 
 def _counts(values: Iterable[str]) -> str:
@@ -96,7 +100,7 @@ def _texts(
 def _text(tokenizer: Tokenizer, group: Group, sample: int, rollout: Rollout) -> str:
     title = (
         f"  -- prompt {group.index} (problem {group.problem}), sample {sample}: reward {rollout.reward:g}, "
-        f"{len(rollout.tokens)} tokens, {rollout.finish}, {rollout.status}"
+        f"{len(rollout.tokens)} tokens, {_finish(rollout)}, {rollout.status}"
     )
     said = (tokenizer.decode(tokens.tolist()) for tokens in (group.prompt, rollout.tokens))
     return "\n".join([title, *("  " + line for text in said for line in text.split("\n"))])

@@ -10,7 +10,10 @@ from mugrpo_jax.report.run_history import PHASES, History
 
 
 def finish_reasons(runs: Sequence[History]) -> Bars:
-    """Bars: for each stage, the shares of responses that ended, were cut off, or could not be scored."""
+    """Bars: for each stage, the shares of responses that ended, were cut off, or could not be scored.
+
+    Where malformed responses were counted, they are a part of their own: they ended without an answer.
+    """
 
     def shares(run: History, stages: Sequence[int]) -> dict[str, float]:
         records = [record for record in run.generations if record["stage"] in stages]
@@ -19,7 +22,12 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
             return {}
         cut = sum(record.get("truncated", 0.0) * record["responses"] for record in records) / total
         ok = sum(record.get("status", {}).get("ok", record["responses"]) for record in records) / total
-        return {"ended by itself": 1 - cut, "cut at the limit": cut, "not scored": 1 - ok}
+        if all("malformed" in record for record in records):
+            bad = sum(record["malformed"] * record["responses"] for record in records) / total
+            ended = {"ended with an answer": 1 - cut - bad, "ended without an answer": bad}
+        else:
+            ended = {"ended by itself": 1 - cut}
+        return {**ended, "cut at the limit": cut, "not scored": 1 - ok}
 
     bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
     if "not scored" not in bars.parts:

@@ -13,6 +13,7 @@ import numpy as np
 from mugrpo_jax import objectives
 from mugrpo_jax.report.objective_panels import KEEP_GRADIENT
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.step_signal_panels import cosines
 
 REPORTED = objectives.UNPROTECTED_GRPO
 # R_batch is the drift at which the ESS of a stage falls by this share, or this share of tokens is clipped and
@@ -116,8 +117,8 @@ def position(run: History) -> Position:
     norms = norms[np.isfinite(norms)]
     drift = run.values("drift")
     fallen = _collapse(run)
-    cosines = run.values("gradient_cosine")
-    signal, error = objectives.signal_share(cosines.tolist())
+    known = cosines(run)
+    signal, error = objectives.signal_share(known.tolist())
     growth, walk = _growth(run, drift)
     return Position(
         lag=run.config.batch.updates_per_stage,
@@ -128,7 +129,7 @@ def position(run: History) -> Position:
         largest_drift=float(np.nanmax(drift)) if np.isfinite(drift).any() else math.nan,
         collapse=fallen,
         critical_drift=math.nan if fallen is None else critical_drift(run, fallen),
-        cosine=_largest_cosine(cosines),
+        cosine=_largest_cosine(known),
         signal=signal,
         signal_error=error,
         growth=growth,

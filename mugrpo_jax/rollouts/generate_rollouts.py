@@ -74,6 +74,7 @@ def write_shards(
     *,
     samples: int,
     decode: Callable[[np.ndarray], str],
+    answer_of: Callable[[str], str | None] | None,
     stopped: Callable[[], bool],
     bar: Any,
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -84,16 +85,17 @@ def write_shards(
       wanted: the requests for all prompts of the shards to write, with `samples` samples each.
       scorer: scores finished responses while other responses are sampled.
       decode: converts tokens to text.
+      answer_of: returns the answer in a response or None, an entry of `ANSWER_READERS`; None if unknown.
       stopped: returns True if the run was asked to stop. Then incomplete shards are not written.
 
     Returns:
       Seconds and counts for the journal, and a dict from each status except `ok` to a text about one example.
     """
-    with ShardWriter(stage, wanted.problems, samples) as writer:
+    with ShardWriter(stage, wanted.problems, samples, answer_of) as writer:
         started = time.monotonic()
         for response in sampler.run(wanted.requests):
-            problem = wanted.problems[response.index]
-            writer.add(response, scorer.submit(decode(response.tokens), problem))
+            text = decode(response.tokens)
+            writer.add(response, scorer.submit(text, wanted.problems[response.index]), text)
             progress.show_sampling(
                 bar,
                 tokens=sampler.stats.tokens,

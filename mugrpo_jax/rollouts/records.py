@@ -22,6 +22,7 @@ class Rollout:
       logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
       finish: `stop` if the response ended with an end token, `length` if it reached the maximum length.
       status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
+      malformed: whether the response ended, but has no answer that can be read; None if nobody looked.
     """
 
     tokens: np.ndarray
@@ -29,6 +30,7 @@ class Rollout:
     reward: float
     finish: str
     status: str = "ok"
+    malformed: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,7 @@ def encode(group: Group) -> list[bytes]:
             "reward": float(r.reward),
             "finish": r.finish,
             "status": r.status,
+            "malformed": r.malformed,
         }
         for r in group.rollouts
     ]
@@ -95,4 +98,5 @@ def decode_rollout(record: bytes) -> Rollout:
         reward=raw["reward"],
         finish=raw["finish"],
         status=raw["status"],
+        malformed=raw.get("malformed"),
     )

@@ -33,7 +33,7 @@ from mugrpo_jax.files import (
     wait_for,
     write_atomically,
 )
-from mugrpo_jax.rollouts.records import Group, decode, encode
+from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
 from mugrpo_jax.rollouts.stage_index import StageIndex
 
 
@@ -219,7 +219,14 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "equal_groups": sum(len(set(group.rewards.tolist())) == 1 for group in groups),
         "finish": dict(sorted(Counter(rollout.finish for rollout in rollouts).items())),
         "status": dict(sorted(Counter(rollout.status for rollout in rollouts).items())),
+        **_malformed(rollouts),
     }
+
+
+def _malformed(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """Return the number of malformed responses, or nothing if nobody looked for answers in them."""
+    known = [rollout.malformed for rollout in rollouts if rollout.malformed is not None]
+    return {"malformed": sum(known)} if known else {}
 
 
 def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

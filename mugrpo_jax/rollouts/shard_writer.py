@@ -11,7 +11,8 @@ from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
 from mugrpo_jax.tasks.scoring import failure, known_score
 
-_Scored = tuple[Response, "Future[Score]"]
+_Scored = tuple[Response, "Future[Score]", str]
+_RIGHT = 1.0  # the reward of a right answer
 
 
 class ShardWriter:
@@ -26,9 +27,21 @@ class ShardWriter:
       examples: for each status except `ok`, a text with one problem id and the reason why scoring failed.
     """
 
-    def __init__(self, stage: RolloutFolder, problems: Mapping[int, Problem], group: int) -> None:
-        """`problems` maps each prompt index to its problem; `group` is the number of responses per prompt."""
-        self.stage, self.problems, self.group = stage, problems, group
+    def __init__(
+        self,
+        stage: RolloutFolder,
+        problems: Mapping[int, Problem],
+        group: int,
+        answer_of: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """Make a writer for a stage.
+
+        Args:
+          problems: maps each prompt index to its problem.
+          group: number of responses per prompt.
+          answer_of: returns the answer in a response or None, to count malformed responses; None: do not.
+        """
+        self.stage, self.problems, self.group, self.answer_of = stage, problems, group, answer_of
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
         self.examples: dict[str, str] = {}
         self._filling: dict[int, list[_Scored]] = collections.defaultdict(list)
@@ -42,13 +55,13 @@ class ShardWriter:
     def __exit__(self, *_: object) -> None:
         self._writer.shutdown()
 
-    def add(self, response: Response, score: "Future[Score]") -> None:
-        """Add a response and the future of its score; start to write full shards whose scores are known."""
+    def add(self, response: Response, score: "Future[Score]", text: str = "") -> None:
+        """Add a response, the future of its score and its text; start to write shards that are complete."""
         shard = response.index // self.stage.prompts_per_shard
         filling = self._filling[shard]
-        filling.append((response, score))
+        filling.append((response, score, text))
         if len(filling) == len(self.stage.shard_prompts(shard)) * self.group:
-            self._unscored[shard] = [score for _, score in filling]
+            self._unscored[shard] = [score for _, score, _ in filling]
         if self._unscored:
             self._write_complete()
 
@@ -81,20 +94,34 @@ class ShardWriter:
     def _write(self, shard: int, responses: list[_Scored]) -> None:
         started = time.monotonic()
         groups: dict[int, list[_Scored]] = {index: [] for index in self.stage.shard_prompts(shard)}
-        for response, score in sorted(responses, key=lambda scored: scored[0].sample):
-            groups[response.index].append((response, score))
+        for scored in sorted(responses, key=lambda scored: scored[0].sample):
+            groups[scored[0].index].append(scored)
         self.stage.write_shard(shard, [self._group(index, group) for index, group in groups.items()])
         self.write_seconds += time.monotonic() - started
 
     def _group(self, index: int, responses: list[_Scored]) -> Group:
         rollouts, problem = [], self.problems[index].id
-        for response, future in responses:
+        for response, future, text in responses:
             score = future.result()
             self.reward += score.value
             if score.status != "ok":
                 self.examples.setdefault(score.status, failure(problem, score.detail))
             rollouts.append(
-                Rollout(response.tokens, response.logprobs, score.value, response.finish_reason, score.status)
+                Rollout(
+                    response.tokens,
+                    response.logprobs,
+                    score.value,
+                    response.finish_reason,
+                    score.status,
+                    self._malformed(response, score, text),
+                )
             )
         self.scored += len(rollouts)
         return Group(index, problem, responses[0][0].prompt_tokens, tuple(rollouts))
+
+    def _malformed(self, response: Response, score: Score, text: str) -> bool | None:
+        if self.answer_of is None:
+            return None
+        if response.finish_reason != "stop" or score.value >= _RIGHT:  # a right answer was read already
+            return False
+        return self.answer_of(text) is None

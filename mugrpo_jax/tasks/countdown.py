@@ -76,14 +76,31 @@ def countdown_reward(response: str, problem: Problem) -> float:
     if match is None:
         raise ValueError(f"{problem.id}: answer is {problem.answer!r}; possible: '14 from 2 3 4'")
     target, numbers = int(match[1]), sorted(map(int, match[2].split()))
-    _, mark, tail = response.rpartition("####")
-    if not mark:
-        return 0.0
     try:
-        value, used = evaluate_expression(tail.strip().split("\n")[0].split("=")[0])
+        value, used = evaluate_expression(_expression(response))
     except (ValueError, ZeroDivisionError):
         return 0.0
     return float(value == target and sorted(used) == numbers)
+
+
+def countdown_answer(response: str) -> str | None:
+    """Return the expression after the last `####` without spaces, or None if there is no valid expression.
+
+    >>> countdown_answer("3+4=7\\n#### 2 * (3+4) = 14"), countdown_answer("#### 2*"), countdown_answer("14")
+    ('2*(3+4)', None, None)
+    """
+    text = _expression(response)
+    try:
+        evaluate_expression(text)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return "".join(text.split())
+
+
+def _expression(response: str) -> str:
+    """Return the text after the last `####`, up to the end of the line or `=`; empty without `####`."""
+    _, mark, tail = response.rpartition("####")
+    return tail.strip().split("\n")[0].split("=")[0] if mark else ""
 
 
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:

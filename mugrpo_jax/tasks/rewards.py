@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from mugrpo_jax.tasks.countdown import countdown_reward
+from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
 from mugrpo_jax.tasks.task import Problem, RewardFunction
 
@@ -40,12 +40,17 @@ FAST_REWARDS: Mapping[str, Callable[[str, Problem], float | None]] = MappingProx
 
 ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
     {
-        "exact": str.strip,
-        "arithmetic": lambda response: response.rpartition(";")[2].strip() if ";" in response else None,
+        "exact": lambda response: response.strip() or None,
+        "arithmetic": lambda response: (
+            response.rpartition(";")[2].strip() or None if ";" in response else None
+        ),
+        "countdown": countdown_answer,
         "math": vote_answer,
     }
 )
-"""For each reward, a function that returns the answer in a response, or None. Majority votes use it."""
+"""For each reward, a function that returns the answer in a response, or None if it has none.
+
+Majority votes compare these answers. A response that ended without an answer is malformed."""
 
 
 def load_reward(name: str) -> RewardFunction:

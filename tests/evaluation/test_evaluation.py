@@ -35,9 +35,9 @@ def respond(request):
     """A response that depends on its own request alone: right, wrong, without answer, or cut off."""
     rng = random.Random(f"{request.index}/{request.sample}")
     right = rng.random() < (request.index + 1) / 14
-    text = request.problem.solution if right else rng.choice(["1+1+0=02;2", "1+1+0", ";7"])
+    text = request.problem.solution if right else rng.choice(["1+1+0=02;2", "1+1+0", ";7", "7"])
     return GeneratedResponse(
-        request.index, request.sample, text, "stop" if ";" in text else "length", len(text)
+        request.index, request.sample, text, "length" if text == "1+1+0" else "stop", len(text)
     )
 
 
@@ -142,6 +142,7 @@ def test_the_result_is_the_statistics_of_its_responses():
     assert result.metrics["pass@4"].mean == pytest.approx(np.mean([any(row) for row in right]))
     flat = [r for row in rows for r in row]
     assert result.truncated == pytest.approx(np.mean([r.finish_reason == "length" for r in flat]))
+    assert 0 < result.malformed == np.mean([r.text == "7" for r in flat])
     assert 0 < result.truncated < 1 and 0 < result.metrics["majority@4"].mean < 1
     assert result.mean_length == pytest.approx(np.mean([r.length for r in flat]))
     assert result.statuses == {"ok": 48}
@@ -212,6 +213,7 @@ def test_failures_of_the_reward_are_counted_and_shown(tmp_path):
     failing = tuple(replace(p, answer="unreadable") for p in PROBLEMS[:2])
     result = run(failing, scorer="countdown", answer_of=None)
     assert result.statuses == {"error": 8} and "majority@4" not in result.metrics
+    assert result.malformed is None  # nobody looked for answers
     assert result.examples.keys() == {"error"}
     assert result.examples["error"].startswith(f"problem {failing[0].id}: ")  # the first of them
     header, line = as_table([result]).splitlines()

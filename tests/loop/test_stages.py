@@ -247,6 +247,8 @@ def test_the_record_of_a_stage_says_what_was_generated_and_where_the_time_went(p
         assert record["reward"] == pytest.approx(np.mean([rollout.reward for rollout in found]))
         stopped = sum(rollout.finish == "stop" for rollout in found)
         assert record["finish"] == {"length": 64 - stopped, "stop": stopped}
+        assert record["truncated"] == 1 - stopped / 64
+        assert "malformed" not in record  # a reward of the user's own has no reader of answers
         assert record["status"] == {"ok": 64, "timeout": 0, "crash": 0, "error": 0, "invalid": 0}
         seconds = record["seconds"]
         assert 0 < seconds["occupancy"] <= 1
@@ -260,6 +262,7 @@ def test_compiling_is_told_where_it_happened(place, watched):
     first, *later = records(place / "whole", "evaluation")
     assert 0 < first["seconds"]["compile"] < first["seconds"]["evaluate"]  # the sampler's programs
     assert all(record["seconds"]["compile"] == 0 for record in later)
+    assert "truncated" in first and "malformed" not in first
     compiled = [record["seconds"]["compile"] for record in records(place / "whole", "update")]
     assert compiled[0] > 0 and not any(compiled[4:])  # after the first stage
 

@@ -130,6 +130,32 @@ def diagnose():
     return jax.jit(objectives.diagnostics)
 
 
+def _around_triggers(log_ratio, advantages, mask):
+    """The diagnostics about triggers, response by response."""
+    before, behind, pull, pull_behind, right = [], [], 0.0, 0.0, []
+    for ratio, advantage, valid in zip(np.exp(log_ratio), advantages, mask):
+        ratio = ratio[valid]
+        triggers = np.flatnonzero(ratio < 1e-4)
+        if advantage > 0 and len(ratio):
+            right.append(len(triggers) > 0)
+        if advantage < 0:
+            pull += abs(advantage) * ratio.sum()
+            if len(triggers):
+                before += [*ratio[: triggers[0]]]
+                behind += [*ratio[triggers[0] + 1 :]]
+                pull_behind += abs(advantage) * ratio[triggers[0] + 1 :].sum()
+    return {
+        "positive_responses": len(right),
+        "abandoned/positive_responses": np.mean(right),
+        "before_abandoned_tokens": len(before),
+        "behind_abandoned_tokens": len(behind),
+        "ratio/before_abandoned_tokens": np.mean(before),
+        "ratio/behind_abandoned_tokens": np.mean(behind),
+        "negative_pull": pull,
+        "behind_abandoned/negative_pull": pull_behind / pull,
+    }
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_diagnostics_against_numpy(seed, diagnose):
     logp, behavior_logp, advantages, mask = random_batch(seed)
@@ -160,6 +186,9 @@ def test_diagnostics_against_numpy(seed, diagnose):
     wrong = np.where(mask & (advantages < 0)[:, None], logp.astype(np.float64) - behavior_logp, 0)
     abandoned = (wrong < np.log(1e-4)).any(axis=1).sum()
     expected["abandoned/negative_responses"] = abandoned / expected["negative_responses"]
+    expected |= _around_triggers(np.where(mask, logp.astype(np.float64) - behavior_logp, 0), advantages, mask)
+    for band in (0.001, 0.01, 0.05):
+        expected[f"within_{band}/tokens"] = np.mean(np.abs(ratio - 1) <= band)
     for key, value in expected.items():
         np.testing.assert_allclose(found.pop(key), value, rtol=1e-5, err_msg=key)
     assert not found
@@ -175,6 +204,39 @@ def test_diagnostics_of_micro_batches_combine(diagnose):
     for key in set(whole) - averages:
         np.testing.assert_allclose(combined[key], whole[key], rtol=1e-5, atol=1e-7, err_msg=key)
     assert len(averages) == 7
+
+
+def test_triggers_by_sign_and_the_pull_behind_the_first_one(diagnose):
+    """Two wrong responses, one with triggers; a right one with a trigger; one of advantage 0."""
+    ratio, advantages, mask = np.ones(SHAPE), np.zeros(SHAPE[0]), np.zeros(SHAPE, bool)
+    for row, (advantage, values) in enumerate(
+        [
+            (-0.1, [0.5, 2.0, 5e-5, 0.8, 2e-5]),
+            (-0.2, [1.0005, 1.005, 0.96]),
+            (1.0, [3.0] * 5 + [5e-5]),
+            (0.0, [5e-5] * 6),
+        ]
+    ):
+        advantages[row], ratio[row, : len(values)], mask[row, : len(values)] = advantage, values, True
+    found = diagnose(*np.float32([np.log(ratio), np.zeros(SHAPE)]), np.float32(advantages), mask)
+    pull = 0.1 * (0.5 + 2.0 + 7e-5 + 0.8) + 0.2 * (1.0005 + 1.005 + 0.96)  # below 1, and a share all the same
+    expected = {
+        "positive_responses": 1,
+        "negative_responses": 2,
+        "abandoned/positive_responses": 1.0,
+        "abandoned/negative_responses": 0.5,
+        "before_abandoned_tokens": 2,
+        "behind_abandoned_tokens": 2,
+        "ratio/before_abandoned_tokens": 1.25,
+        "ratio/behind_abandoned_tokens": (0.8 + 2e-5) / 2,
+        "negative_pull": pull,
+        "behind_abandoned/negative_pull": 0.1 * (0.8 + 2e-5) / pull,
+        "within_0.001/tokens": 1 / 20,
+        "within_0.01/tokens": 2 / 20,
+        "within_0.05/tokens": 3 / 20,
+    }
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-5, err_msg=key)
 
 
 def test_combining_is_associative():

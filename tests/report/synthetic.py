@@ -69,7 +69,8 @@ def _evaluation(updates, total):
     accuracy = _reward(updates / total)
     seconds = {"evaluate": 2.0, "elapsed": 2.5}
     shared = {"updates": updates, "accuracy": accuracy, "standard_error": 0.02, "problems": 50}
-    return {"kind": "evaluation", **shared, "seconds": seconds}
+    broken = {"truncated": 0.05, "malformed": 0.1 * updates / total}
+    return {"kind": "evaluation", **shared, **broken, "seconds": seconds}
 
 
 def _stage(stage, mu, total):
@@ -80,6 +81,7 @@ def _stage(stage, mu, total):
         "reward": _reward(stage * mu / total),
         "response_length": 100.0 + stage,
         "truncated": 0.1,
+        "malformed": 0.05 * stage,
         "responses": 512 * mu,
         "response_tokens": 51200 * mu,
         "status": {"ok": 512 * mu},
@@ -106,6 +108,14 @@ def _update(stage, i, mu, total, rng):
         "clipped/positive_tokens": 0.02 * share,
         "clipped/negative_tokens": 0.0,
         "abandoned/negative_responses": 0.1 * share,
+        "abandoned/positive_responses": 0.01 * share,
+        "negative_pull": 100.0,
+        "behind_abandoned/negative_pull": 0.05 * share,
+        "before_abandoned_tokens": 10.0 * i,
+        "behind_abandoned_tokens": 10.0 * i,
+        "ratio/before_abandoned_tokens": 1 - 0.5 * share,
+        "ratio/behind_abandoned_tokens": 1 - 0.1 * share,
+        **{f"within_{band}/tokens": math.exp(-share / band) - 1e-3 for band in (0.001, 0.01, 0.05)},
         "cap/tokens": math.exp(-share),  # P3O only; a figure of another objective must not draw it
         "entropy/tokens": 0.5 - 0.1 * share,
         "ess/tokens": math.exp(-share),
@@ -116,7 +126,7 @@ def _update(stage, i, mu, total, rng):
         "gap/tokens": 1e-6 + 0.2 * share,
         "gap_max": 1e-5 + 8 * share,
         "drift": 0.1 * math.sqrt(i + 1),
-        "gradient_cosine": 0.1 * math.sin(i),
+        "gradient_cosine": 0.1 * math.sin(i + 1),
         "gradient_norm": 0.3 + 0.1 * rng.random(),
         "update_norm": 0.01,
         "skipped": 0.0,

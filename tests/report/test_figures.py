@@ -10,7 +10,9 @@ from mugrpo_jax import objectives, report
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.report import colors, figures, panels
 from mugrpo_jax.report import staleness_position as law
+from mugrpo_jax.report.page import page
 from mugrpo_jax.report.panel_data import MOST_POINTS, MOST_STAGES, Line
+from mugrpo_jax.report.step_signal_panels import signal_table
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,50 @@ def test_bars_add_up(run):
     assert sum(bars.parts.values()) == pytest.approx([sum(p.values()) for p in run.phases.values()])
     shares = panels.finish_reasons([run])
     assert shares.parts["cut at the limit"] == pytest.approx([0.1] * 3) and "not scored" not in shares.parts
+    assert shares.parts["ended without an answer"] == pytest.approx([0.0, 0.05, 0.1])
+    assert shares.parts["ended with an answer"] == pytest.approx([0.9, 0.85, 0.8])
+
+
+def test_triggers_are_drawn_by_sign_and_ratios_before_and_behind_them(run):
+    names = {line.name: line.y.tolist() for line in panels.abandoned([run]).lines if line.stage == 2}
+    assert names["wrong, A < 0"] == pytest.approx([0, 0.025, 0.05, 0.075])
+    assert names["right, A > 0"] == pytest.approx([0, 0.0025, 0.005, 0.0075])
+    pull = panels.pull_behind_trigger([run]).lines[0]
+    assert pull.y == pytest.approx([0, 0.0125, 0.025, 0.0375])
+    lines = [line for line in panels.mean_ratio_negative([run]).lines if line.stage == 0]
+    assert [line.name for line in lines] == ["all", "before a trigger", "behind it"]
+    assert np.isnan(lines[1].y[0]) and lines[1].y[1:] == pytest.approx([0.875, 0.75, 0.625])  # no trigger yet
+
+
+def test_broken_responses_of_held_out_problems_are_drawn(run):
+    malformed, unfinished = panels.broken_responses([run]).lines
+    assert (malformed.name, unfinished.name) == ("malformed", "unfinished")
+    assert malformed.x.tolist() == [0, 4, 8, 12] and malformed.y == pytest.approx([0, 0.1 / 3, 0.2 / 3, 0.1])
+    assert unfinished.y == pytest.approx([0.05] * 4)
+
+
+def test_signal_drift_and_parity_of_each_stage(run):
+    cosine = 0.1 * np.sin(np.arange(1, 5))
+    smooth = panels.gradient_cosine([run])
+    assert smooth.lines[1].y == pytest.approx([cosine[: i + 1].mean() for i in range(4)])
+    header, first, *more = signal_table([run], ["run"])
+    assert len(more) == 2 and header[6:] == [
+        f"ρ within {band} at update 0" for band in ("0.1 %", "1 %", "5 %")
+    ]
+    share, error = objectives.signal_share(cosine.tolist())
+    least = 1 / (share + 2 * error) - 1  # no signal could be measured
+    assert first[:4] == ["run", "0", f"{share:.3f} ± {error:.3f}", f"more than {least:.0f}"]
+    assert first[4:6] == ["0.50", f"{objectives.drift_exponent(objectives.random_walk_drift(4, 0.9)):.2f}"]
+    assert first[6:] == ["99.90%"] * 3
+    assert "signal outweighs noise after" in smooth.note and "0.50 in the stages" in panels.drift([run]).note
+    assert "Signal, drift and parity of each stage" in page([run])
+
+
+def test_the_cosine_of_an_update_without_a_gradient_before_it_is_no_measurement(run):
+    updates = tuple(record | {"gradient_cosine": 0.0} for record in run.updates[:1]) + run.updates[1:]
+    found = dataclasses.replace(run, updates=updates)
+    assert np.isnan(panels.gradient_cosine([found]).lines[0].y[0])
+    assert panels.gradient_cosine([found]).lines[0].y[1] == pytest.approx(run.values("gradient_cosine")[1])
 
 
 def test_a_run_without_evaluation_or_some_metrics_is_drawn(tmp_path):
@@ -109,6 +155,18 @@ def test_a_run_without_evaluation_or_some_metrics_is_drawn(tmp_path):
     for record in run.updates:
         for name in ("clipped/tokens", "clipped/positive_tokens", "clipped/negative_tokens", "drift"):
             del record[name]
+        for name in [name for name in record if "_abandoned" in name or name.startswith("within")]:
+            del record[name]
+        del record["gradient_cosine"], record["abandoned/positive_responses"]
+    for record in run.generations:
+        del record["malformed"]
+    for old in (panels.pull_behind_trigger, panels.gradient_cosine, panels.drift, panels.broken_responses):
+        assert old([run]).empty
+    assert {line.name for line in panels.mean_ratio_negative([run]).lines} == {"all"}
+    assert {line.name for line in panels.abandoned([run]).lines} == {"wrong, A < 0"}
+    assert "ended by itself" in panels.finish_reasons([run]).parts
+    assert {cell for row in signal_table([run], ["old"])[1:] for cell in row[2:]} == {"–"}
+    assert "Nothing recorded" in page([run])
     assert "held-out" not in report.summary(run) and panels.clipped([run]).empty
     assert len(figures.overview([run]).axes) == 3
 
@@ -148,7 +206,7 @@ def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
     in_run = place.effective(place.updates, first_stage=True)
     assert (panel.lines[0].x[0], panel.lines[0].y[0]) == (in_stage, in_run)
     # 12 updates, from the first of the run, where Adam's steps are longer than later.
-    moved = objectives.effective_updates(12, place.signal, 0.9, first_stage=True)
+    moved = objectives.effective_updates(12, place.share, 0.9, first_stage=True)
     assert in_run == pytest.approx(1e-4 * moved)
     other = report.read_run(write_run(tmp_path / "other", stages=3, mu=4, rate=1e-6))
     panel = panels.staleness_law([run, other])

@@ -82,7 +82,9 @@ def test_runs_are_drawn_with_what_their_own_objective_does(run_of):
     assert lines(panels.clipped(runs)) == [(run, name) for run in (0, 1, 3) for name in shares]
     assert lines(panels.vetoed(runs)) == [(0, "vetoed tokens"), (0, "triggered responses")]
     assert lines(panels.adapted(runs)) == [(1, "cap e")]
-    assert lines(panels.abandoned(runs)) == [(run, "responses") for run in range(4)]
+    assert lines(panels.abandoned(runs)) == [
+        (run, name) for run in range(4) for name in ("wrong, A < 0", "right, A > 0")
+    ]
     note = panels.clipped(runs).note
     assert note.startswith("mu_grpo: tokens whose ratio is outside [0, 5] on the side")
     assert "p3o: tokens whose ratio is above the cap e; they keep a gradient." in note

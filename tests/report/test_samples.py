@@ -10,7 +10,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import report
 from mugrpo_jax.loop import stages
 from mugrpo_jax.report import live, samples
-from mugrpo_jax.rollouts import Group, Rollout, shaped_rewards
+from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups, shaped_rewards
 from mugrpo_jax.setup.run_setup import load_run_model
 
 CONFIG = [
@@ -63,6 +63,18 @@ def test_a_run_leaves_samples_of_each_stage_under_the_policy_that_it_has(run):
             assert len(sample["pieces"]) == len(sample["logp"]) == len(sample["behavior"])
             assert sample["logp"] == pytest.approx(sample["behavior"], abs=2e-4)
             assert sample["vetoed"] == sample["triggers"] == []
+
+
+def test_a_run_says_how_many_responses_are_malformed(run, config):
+    tokenizer = load_run_model(config)[0].tokenizer
+    for record in report.read_run(run).generations:
+        groups = read_groups(open_stage(run / "rollouts" / f"stage-{record['stage']:03d}"))
+        found = [rollout for group in groups for rollout in group.rollouts]
+        texts = [tokenizer.decode(rollout.tokens) for rollout in found if rollout.finish == "stop"]
+        malformed = sum(not text.rpartition(";")[2].strip() or ";" not in text for text in texts)
+        assert record["malformed"] == malformed / len(found) > 0
+    for record in report.read_run(run).evaluations:
+        assert 0 < record["malformed"] + record["truncated"] <= 1 - record["accuracy"]
 
 
 def test_a_run_leaves_its_page(run):

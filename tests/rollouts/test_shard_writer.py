@@ -1,5 +1,6 @@
 """Shards leave for the disk when their last score is in, whatever the order in which responses come."""
 
+import dataclasses
 import threading
 from concurrent.futures import Future
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts.rollout_folder import summarise
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
@@ -51,6 +53,24 @@ def test_groups_are_in_order_with_their_own_scores(stage):
         assert group.prompt.tolist() == [index] * 3
         assert group.rewards.tolist() == [10 * index, 10 * index + 1, 10 * index + 2]
         assert [len(rollout.tokens) for rollout in group.rollouts] == [1 + index, 2 + index, 3 + index]
+
+
+def test_responses_that_end_without_an_answer_are_counted(stage):
+    """Right answers and unfinished responses are never malformed; without a reader nobody knows."""
+    cut = dataclasses.replace(response(1, 2), finish_reason="length")
+    added = [(response(0, 0), 0.0, "so 7"), (response(0, 1), 0.0, "so"), (response(0, 2), 1.0, "so")]
+    added += [(response(1, 0), 0.0, "so"), (response(1, 1), 0.5, "9"), (cut, 0.0, "so")]
+    with ShardWriter(stage, PROBLEMS, 3, lambda text: text if text[-1].isdigit() else None) as writer:
+        for made, value, text in added:
+            writer.add(made, scored(value), text)
+        writer.finish()
+        writer.answer_of = None
+        fill(writer, (1, 2))
+        writer.finish()
+    groups = list(read_groups(stage))
+    found = [[rollout.malformed for rollout in group.rollouts] for group in groups]
+    assert found == [[False, True, False], [True, False, False]] + [[None] * 3] * 3
+    assert summarise(groups[:2])["malformed"] == 2 and "malformed" not in summarise(groups[2:])
 
 
 def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):

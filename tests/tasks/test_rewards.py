@@ -91,6 +91,14 @@ def test_votes_are_counted_by_value():
     assert ANSWER_READERS["arithmetic"]("1+1+0=02;2") == "2" and ANSWER_READERS["arithmetic"]("2") is None
 
 
+def test_every_reward_can_tell_a_response_without_an_answer():
+    empty = {"exact": " ", "arithmetic": "1+1+0=02; ", "countdown": "#### 2*(3+", "math": "no idea"}
+    assert empty.keys() == REWARDS.keys() == ANSWER_READERS.keys()
+    assert [ANSWER_READERS[name](text) for name, text in empty.items()] == [None] * 4
+    assert ANSWER_READERS["exact"](" so ") == "so"
+    assert ANSWER_READERS["countdown"]("#### (3 + 4)*2 = 14") == "(3+4)*2"
+
+
 def test_rewards_are_loaded_by_name():
     import strange_rewards
 

@@ -1,0 +1,44 @@
+"""The figures about triggers: tokens whose ratio fell below 1e-4, so that the policy has abandoned them.
+
+They are drawn for every objective, also without a veto. The glossary of the documentation explains the words.
+"""
+
+from collections.abc import Sequence
+
+from mugrpo_jax.report.against_staleness import for_all
+from mugrpo_jax.report.panel_data import Panel
+from mugrpo_jax.report.run_history import History
+
+
+def abandoned(runs: Sequence[History]) -> Panel:
+    """Panel: share of responses with a trigger, by the sign of the advantage, against staleness."""
+    note = (
+        "Share of the responses with A < 0 (or A > 0) in which the ratio ρ of a token fell below 1e-4. Wrong "
+        "responses are pushed down, so they lose tokens first. Triggers in right responses are a side effect."
+    )
+    metrics = {"wrong, A < 0": "abandoned/negative_responses", "right, A > 0": "abandoned/positive_responses"}
+    return for_all(runs, "Responses with a trigger", "share of responses", metrics, low=0, note=note)
+
+
+def pull_behind_trigger(runs: Sequence[History]) -> Panel:
+    """Panel: the share of the pull on wrong responses that lies behind their first trigger."""
+    note = (
+        "Share of Σ|ρA| over the tokens with A < 0. π would never reach the tokens behind a trigger, "
+        "so this part of an unclipped gradient teaches nothing. The veto removes it."
+    )
+    metrics = {"share": "behind_abandoned/negative_pull"}
+    return for_all(runs, "Pull behind the first trigger", "share of Σ|ρA|", metrics, low=0, note=note)
+
+
+def mean_ratio_negative(runs: Sequence[History]) -> Panel:
+    """Panel: the mean ratio ρ of tokens with A < 0: all, and before and behind the first trigger."""
+    metrics = {
+        "all": "ratio/negative_tokens",
+        "before a trigger": "ratio/before_abandoned_tokens",
+        "behind it": "ratio/behind_abandoned_tokens",
+    }
+    note = (
+        "Before and behind the first trigger of a response; responses without a trigger are only in “all”. A "
+        "ratio near 1 behind a trigger means that clipping does not see these tokens."
+    )
+    return for_all(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),), note=note)
