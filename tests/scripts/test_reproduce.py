@@ -225,7 +225,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
         "| grpo | 4 | 1 | 0 | 0 | 1 |" in shown
     )  # µ = 8 at the rate of the collapse holds: η alone errs once
     assert "| grpo | η alone | 1 | 1 | µ = 8, η = 1e-03 |" in shown
-    for name in ("accuracy", "staleness", "law"):
+    for name in ("accuracy", "staleness", "law", "regimes"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
 
