@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 BIN = 32  # updates averaged into one line of the collected files
+POINTS = 256  # of the drift of a run of the grid
 KEPT = (
     *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "abandoned/negative_responses"),
     *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
@@ -175,9 +176,31 @@ def _law(folder: Path) -> dict[str, Any]:
         "largest_drift": place.largest_drift,
         "critical_drift": None if collapse is None else law.critical_drift(run, collapse),
         "cosine": place.cosine,
+        "momentum": place.momentum,
+        "curve": _curve(list(run.updates)),
         "evaluations": {"updates": updates, "accuracy": accuracy, "standard_error": errors, "way": way},
         "environment": run.environment,
     }
+
+
+def _curve(updates: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """At most `POINTS` points: the drift there, and the mean step and cosine of the updates up to there.
+
+    `age` is the number of updates since the stage began.
+    """
+    apart = -(-len(updates) // POINTS)
+    parts = [updates[end - apart : end] for end in range(apart, len(updates) + 1, apart)]
+    return {
+        "updates": [part[-1]["updates"] for part in parts],
+        "age": [part[-1]["staleness"] + 1 for part in parts],
+        "drift": [part[-1].get("drift") for part in parts],
+        **{name: [_known_mean(part, name) for part in parts] for name in ("update_norm", "gradient_cosine")},
+    }
+
+
+def _known_mean(records: list[dict[str, Any]], name: str) -> float | None:
+    known = [record[name] for record in records if record.get(name) is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _write(path: Path, lines: list[dict[str, Any]]) -> None:

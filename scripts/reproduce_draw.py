@@ -17,7 +17,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from reproduce_tables import FRESH, Run, fits, less_fresh, read, tables
+from matplotlib.ticker import NullFormatter
+from reproduce_held_out import RULES, walk_of
+from reproduce_regimes import Measured, Run, measured_row
+from reproduce_tables import FRESH, less_fresh, read, tables
+
+from mugrpo_jax import objectives
 
 COLORS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]  # of a qualitative map
 MARKERS = "o^sDvP*X"
@@ -44,6 +49,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         _draw_staleness(runs, results / "staleness.png")
     if grid:
         _draw_law(grid, results / "law.png")
+        _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")
 
 
 # -- the comparison
@@ -158,29 +164,39 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 # -- the law
 
 
+LIMITS = ("S·η", "predicted drift since the start")  # that the figure compares, of RULES
+
+
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Draw the accuracy at the end over S·η and T·η, with the fitted bounds; hollow marks collapsed."""
+    """Draw the accuracy at the end over S·η and over the predicted drift; hollow marks collapsed."""
     colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(row["objective"] for row in rows))}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    for axis, factor, side in zip(panels, ("mu", "updates"), ("stale", "horizon")):
-        for name, lag in dict.fromkeys((row["objective"], row["mu"]) for row in rows):
-            same = [row for row in rows if (row["objective"], row["mu"]) == (name, lag)]
-            _draw_rates(axis, same, factor, color=colors[name], marker=markers[lag])
-        for name, fit in fits(rows).items():
-            _draw_bound(axis, getattr(fit.constants, side), getattr(fit, f"{side}_interval"), colors[name])
+    figure, panels = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
+    for axis, limit in zip(panels, LIMITS):
+        wrong = 0
+        for name in colors:
+            group = [row for row in rows if row["objective"] == name]
+            walk, bad = walk_of(group), [row["collapse"] is not None for row in group]
+            places = [RULES[limit](walk, row) for row in group]
+            interval, errors = objectives.best_split(places, bad)
+            wrong += errors
+            _draw_bound(axis, interval, colors[name])
+            for lag in sorted({row["mu"] for row in group}):
+                same = [(row, place) for row, place in zip(group, places) if row["mu"] == lag]
+                _draw_rates(axis, same, color=colors[name], marker=markers[lag])
         start = np.mean([row["accuracy_start"] for row in rows])
         axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
-        axis.set(xscale="log", ylim=(0, None))
-    panels[0].set(xlabel="S·η  (µ × learning rate)", ylabel="held-out accuracy at the end")
-    panels[1].set(xlabel="T·η  (updates × learning rate)")
+        axis.set(xscale="log", ylim=(0, None), xlabel=limit)
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_title(f"{limit}: {wrong} of {len(rows)} runs on the wrong side", fontsize=10)
+    panels[0].set_ylabel("held-out accuracy at the end")
     _finish(figure, _law_legend(colors, markers), path)
 
 
-def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> None:
-    """Runs that differ only in learning rate and seed."""
-    rows = sorted(rows, key=lambda row: row["learning_rate"])
-    x = [row[factor] * row["learning_rate"] for row in rows]
+def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:
+    """Runs that differ only in learning rate and seed, each with its place on the x axis."""
+    runs = sorted(runs, key=lambda run: run[1])
+    rows, x = [row for row, _ in runs], [place for _, place in runs]
     y = [row["accuracy_end"] for row in rows]
     error = [row["evaluations"]["standard_error"][-1] for row in rows]
     axis.errorbar(x, y, error, linewidth=0.6, elinewidth=1, markersize=7, clip_on=False, **style)
@@ -190,11 +206,11 @@ def _draw_rates(axis: Axes, rows: Sequence[Run], factor: str, **style: Any) -> N
             axis.plot(place, accuracy, clip_on=False, **hollow)
 
 
-def _draw_bound(axis: Axes, constant: float, interval: tuple[float, float], color: Any) -> None:
+def _draw_bound(axis: Axes, interval: tuple[float, float], color: Any) -> None:
     low, high = interval
     if low > 0 and math.isfinite(high):  # otherwise there is a bound on one side only
         axis.axvspan(low, high, color=color, alpha=0.1, linewidth=0)
-        axis.axvline(constant, color=color, linewidth=1, linestyle=":")
+        axis.axvline(math.sqrt(low * high), color=color, linewidth=1, linestyle=":")
 
 
 def _law_legend(colors: dict[str, Any], markers: dict[int, str]) -> list[Line2D]:
@@ -204,5 +220,39 @@ def _law_legend(colors: dict[str, Any], markers: dict[int, str]) -> list[Line2D]
         *(Line2D([], [], marker=marker, label=f"µ = {lag}", **shapes) for lag, marker in markers.items()),
         Line2D([], [], marker="o", markerfacecolor="white", label="collapsed", **shapes),
         Line2D([], [], color="0.5", linestyle="--", label="before training"),
-        Line2D([], [], color="0.5", linestyle=":", label="fitted bound"),
+        Line2D([], [], color="0.5", linestyle=":", label="best limit"),
     ]
+
+
+def _draw_regimes(runs: Sequence[Measured], path: Path) -> None:
+    """Draw the drift of the longest first stages, divided by η·G, beside both limits of the law."""
+    lag = max(run.lag for run in runs)
+    longest = [run for run in runs if run.lag == lag and run.stages and run.stages[0][2]]
+    if not longest:
+        return
+    names = list(dict.fromkeys(run.name for run in longest))
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    ends = []
+    for run in longest:
+        updates, drift, _ = run.stages[0]
+        moved = drift / (run.learning_rate * run.update_size)
+        ends.append(moved[-1])
+        axis.plot(updates, moved, color=COLORS[names.index(run.name)], linewidth=1, alpha=0.7)
+    first = min(run.stages[0][0][0] for run in longest)
+    updates = np.arange(max(round(first / 4), 1), lag + 1)
+    noise, straight = (
+        objectives.effective_updates(updates, signal, longest[0].momentum, first_stage=True)
+        for signal in (0.0, 1.0)
+    )
+    axis.plot(updates, noise, color="black", linewidth=1.6, linestyle="--")
+    axis.plot(updates, straight, color="0.5", linewidth=1.6, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlabel="updates since the start", ylabel="drift / (η·G)")
+    near = "noise" if np.median(ends) ** 2 < noise[-1] * straight[-1] else "parallel updates"
+    title = f"The drift of {len(longest)} runs with µ = {lag}, at all learning rates, is near that of {near}"
+    axis.set_title(title, fontsize=10)
+    legend = [
+        *(Line2D([], [], color=COLORS[i], label=name) for i, name in enumerate(names)),
+        Line2D([], [], color="black", linestyle="--", label="noise with Adam's momentum"),
+        Line2D([], [], color="0.5", linestyle=":", label="parallel updates"),
+    ]
+    _finish(figure, legend, path)

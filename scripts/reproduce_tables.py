@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import reproduce_held_out as held_out
+import reproduce_regimes as regimes
+from reproduce_regimes import Run, row_of
 
 from mugrpo_jax import objectives
 from mugrpo_jax.report import staleness_position as law
 
-Run = dict[str, Any]
 FRESH = "grpo-mu4"  # the arm that all others are compared with
 
 
@@ -29,19 +31,30 @@ def _load(path: Path) -> Run:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     parts = {"evaluations": "evaluation", "bins": "updates"}
     found = {name: [line for line in lines if line["kind"] == kind] for name, kind in parts.items()}
-    return lines[0] | {"arm": lines[0]["run"].rsplit("-seed", 1)[0]} | found
+    return lines[0] | {"arm": lines[0]["run"].rsplit("-seed", 1)[0], "path": path} | found
 
 
 def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[str]:
     """The lines that `draw` prints."""
     if runs:
-        for table in (_comparison_table, _distance_table, _worst_table, _time_table):
-            if lines := list(table(runs)):
+        for compare in (_comparison_table, _distance_table, _worst_table, _time_table):
+            if lines := list(compare(runs)):
                 yield from [*lines, ""]
+        yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
     if grid:
-        yield from _law_table(grid)
-        yield ""
-        yield from _law_constants(grid, level)
+        yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
+        yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
+        for table in (held_out.order_table, held_out.held_out_table, held_out.time_table):
+            yield from [*table(grid), ""]
+        yield from held_out.unseen_table([*runs, *_elsewhere(runs)], grid)
+
+
+def _elsewhere(runs: Sequence[Run]) -> list[Run]:
+    """Runs of the same task in folders inside the folder of these runs."""
+    tasks = [(run["task"]["name"], run["task"]["options"]) for run in runs]
+    folders = {run["path"].parent for run in runs}
+    found = [_load(path) for folder in folders for path in sorted(folder.glob("*/*-seed*.jsonl"))]
+    return [run for run in found if (run["task"]["name"], run["task"]["options"]) in tasks]
 
 
 # -- the comparison
@@ -60,13 +73,13 @@ def _comparison_table(runs: Sequence[Run]) -> Iterable[str]:
         )
         times = [f"{part:.0f} s" if run["alone"] and "update" in spent else "–" for part in parts]
         done = f"{run['updates']}{'' if run['finished'] else ' so far'}"
-        yield _row(run["arm"], run["seed"], done, *accuracy, *times)
+        yield row_of(run["arm"], run["seed"], done, *accuracy, *times)
     for arm in dict.fromkeys(run["arm"] for run in runs):
         same = [run for run in runs if run["arm"] == arm and run["finished"]]
         if len(same) > 1:
             ends = [np.mean([run[f"{when}_accuracy"] for run in same]) for when in ("first", "last", "best")]
             shown = [f"{end:.3f}" for end in ends]
-            yield _row(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 5)
+            yield row_of(arm, f"mean of {len(same)}", same[0]["updates"], *shown, *["–"] * 5)
 
 
 def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
@@ -82,11 +95,11 @@ def _distance_table(runs: Sequence[Run]) -> Iterable[str]:
             of_arm.setdefault(run["arm"], []).append(apart)
             newest = f"{np.mean(apart[-5:]):+.4f}" if len(apart) > 5 else "–"
             ahead = f"{sum(distance > 0 for distance in apart)} of {len(apart)}"
-            yield _row(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
+            yield row_of(run["arm"], run["seed"], f"{np.mean(apart):+.4f}", newest, ahead)
     for arm, seeds in of_arm.items():
         if len(seeds) > 1:
             newest = _over_seeds([a[-5:] for a in seeds]) if min(map(len, seeds)) > 5 else "–"
-            yield _row(arm, f"mean of {len(seeds)}", _over_seeds(seeds), newest, "–")
+            yield row_of(arm, f"mean of {len(seeds)}", _over_seeds(seeds), newest, "–")
 
 
 def less_fresh(run: Run, runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -117,7 +130,7 @@ def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
         accuracy, share = f"{low['accuracy']:.3f}", f"{100 * most.get(name, 0.0):.1f} %"
         sizes = [point["ess/tokens"] for point in run["bins"] if "ess/tokens" in point]
         ess = f"{np.mean(sizes):.3f}" if sizes else "–"
-        yield _row(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"], ess)
+        yield row_of(run["arm"], run["seed"], accuracy, low["updates"], share, most["updates"], ess)
 
 
 def _time_table(runs: Sequence[Run]) -> Iterable[str]:
@@ -141,7 +154,7 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
         times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
         by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
         mu = run["batch"]["updates_per_stage"]
-        yield _row(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
+        yield row_of(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:
@@ -181,7 +194,9 @@ def _load_law(path: Path, level: float) -> list[Run]:
 
 
 def _law_table(rows: Sequence[Run]) -> Iterable[str]:
-    accuracy_and_after = "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | cosine"
+    accuracy_and_after = (
+        "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | largest cosine"
+    )
     yield f"| objective | µ | η | S·η | {accuracy_and_after} |"
     yield f"|{'---|' * 14}"
     for row in rows:
@@ -189,7 +204,7 @@ def _law_table(rows: Sequence[Run]) -> Iterable[str]:
         accuracy = [_number(row[f"accuracy_{when}"], ".3f") for when in ("start", "end", "best")]
         mean = _number(np.mean(row["evaluations"]["accuracy"][1:]), ".3f")
         gone = None if collapse is None else collapse * rate
-        yield _row(
+        yield row_of(
             *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
             *(
                 "–" if collapse is None else collapse,
@@ -205,30 +220,37 @@ def _law_constants(rows: Sequence[Run], level: float) -> Iterable[str]:
     yield f"Collapsed: held-out accuracy ended below {level:g} times the best before it."
     for name, fit in fits(rows).items():
         same = [row for row in rows if row["objective"] == name]
-        measured = [row["batch_drift"] / row["update_size"] for row in same if row["batch_drift"]]
-        median = f" at R_batch / G = {np.median(measured):.2g} (median)" if measured else ""
-        yield (
-            f"{name}: S·η up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), T·η up to "
-            f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}), by {len(same)} runs of which "
-            f"{sum(row['collapse'] is not None for row in same)} collapsed; {fit.misplaced} lie on the wrong "
-            f"side of that S·η, {fit.misplaced_by_rate} on that of the best split by η alone; a stage came "
-            f"into trouble in {len(measured)}{median}."
-        )
+        yield f"{name}, the law of the paper: {_constants(fit, 'S·η', 'T·η')}"
+        walk = held_out.walk_of(same)
+        noisy = objectives.fit_staleness(_finished(same), signal=walk.signal, momentum=walk.momentum)
+        form = _constants(noisy, "η·effective updates of a stage", "of the run")
+        yield f"{name}, with the signal of its drift, {walk.signal:.1g}: {form}"
     reported = law.REPORTED
-    yield f"Reported for unprotected GRPO: S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}."
+    limits = f"S·η up to {reported.stale:.2g}, T·η up to {reported.horizon:.2g}"
+    yield f"The paper, for GRPO without protection: {limits}."
+
+
+def _constants(fit: objectives.StalenessFit, stage: str, run: str) -> str:
+    return (
+        f"{stage} up to {fit.constants.stale:.2g} ({_between(fit.stale_interval)}), {run} up to "
+        f"{fit.constants.horizon:.2g} ({_between(fit.horizon_interval)}); {fit.too_stale} runs were too "
+        f"stale, {fit.at_horizon} collapsed at the horizon."
+    )
 
 
 def fits(rows: Sequence[Run]) -> dict[str, objectives.StalenessFit]:
-    """The constants of each objective whose runs differ in µ or η."""
+    """The constants of each objective whose runs differ in µ or η, in the form of the paper."""
     found = {}
     for name in dict.fromkeys(row["objective"] for row in rows):
         same = [row for row in rows if row["objective"] == name]
         if len({(row["mu"], row["learning_rate"]) for row in same}) > 1:
-            found[name] = objectives.fit_staleness(
-                objectives.FinishedRun(row["mu"], row["learning_rate"], row["updates"], row["collapse"])
-                for row in same
-            )
+            found[name] = objectives.fit_staleness(_finished(same))
     return found
+
+
+def _finished(rows: Sequence[Run]) -> list[objectives.FinishedRun]:
+    names = "mu", "learning_rate", "updates", "collapse"
+    return [objectives.FinishedRun(*(row[name] for name in names)) for row in rows]
 
 
 def _between(interval: tuple[float, float]) -> str:
@@ -241,10 +263,6 @@ def _between(interval: tuple[float, float]) -> str:
 
 
 # -- cells
-
-
-def _row(*cells: Any) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -44,7 +44,7 @@ it to every call. Then the losses and gradients of the micro-batches add up to t
 
 **By subject**: the losses are in the files that end in `_loss` or `_losses`. Beside them are `veto`,
 `importance_corrections`, `advantages`, `aggregation`, `kl`, `ess`, `diagnostics`, `metrics`, `staleness_law`,
-`step_signal` and `objective_config`.
+`staleness_fit`, `drift_regimes`, `step_signal` and `objective_config`.
 """
 
 from mugrpo_jax.objectives._objective import Objective
@@ -55,6 +55,16 @@ from mugrpo_jax.objectives.batch_statistics import STATISTICS, Statistics
 from mugrpo_jax.objectives.clipped_losses import dapo, decoupled_ppo, dr_grpo, grpo
 from mugrpo_jax.objectives.diagnostics import diagnostics
 from mugrpo_jax.objectives.dppo_loss import DIVERGENCES, dppo
+from mugrpo_jax.objectives.drift_regimes import (
+    Advice,
+    DriftFit,
+    advise_learning_rate,
+    drift,
+    effective_updates,
+    fit_drift,
+    regime,
+    updates_until_drift,
+)
 from mugrpo_jax.objectives.ess import (
     effective_sample_size,
     ess_from_sums,
@@ -77,14 +87,18 @@ from mugrpo_jax.objectives.p3o_loss import p3o
 from mugrpo_jax.objectives.prefix_losses import ctpo, minpro, pnpo
 from mugrpo_jax.objectives.sequence_losses import gmpo, gspo, topr, vespo
 from mugrpo_jax.objectives.soft_losses import cispo, gppo, sapo
+from mugrpo_jax.objectives.staleness_fit import (
+    FinishedRun,
+    StalenessFit,
+    WrongSide,
+    best_split,
+    fit_staleness,
+)
 from mugrpo_jax.objectives.staleness_law import (
     UNPROTECTED_GRPO,
-    FinishedRun,
     StalenessConstants,
-    StalenessFit,
     binding_constraint,
     drift_at_level,
-    fit_staleness,
     gradient_cosine,
     largest_learning_rate,
     staleness_constants,
@@ -111,6 +125,8 @@ __all__ = [
     "STATISTICS",
     "UNPROTECTED_GRPO",
     "VETO_SCOPES",
+    "Advice",
+    "DriftFit",
     "FinishedRun",
     "Metrics",
     "Objective",
@@ -118,8 +134,11 @@ __all__ = [
     "StalenessConstants",
     "StalenessFit",
     "Statistics",
+    "WrongSide",
+    "advise_learning_rate",
     "bapo",
     "bapo_bounds",
+    "best_split",
     "binding_constraint",
     "cispo",
     "combine_metrics",
@@ -130,11 +149,14 @@ __all__ = [
     "diagnostics",
     "dppo",
     "dr_grpo",
+    "drift",
     "drift_at_level",
     "drift_exponent",
     "effective_sample_size",
+    "effective_updates",
     "equal_groups",
     "ess_from_sums",
+    "fit_drift",
     "fit_staleness",
     "gmpo",
     "gppo",
@@ -156,6 +178,7 @@ __all__ = [
     "pnpo",
     "random_walk_drift",
     "ratio_sums",
+    "regime",
     "sapo",
     "second_moment",
     "sequence_ess",
@@ -167,6 +190,7 @@ __all__ = [
     "tis_weights",
     "topr",
     "update_size",
+    "updates_until_drift",
     "updates_until_signal",
     "vcpo_factor",
     "vespo",

@@ -1,25 +1,29 @@
-"""Evaluate the staleness–learning-rate law (arXiv 2607.01083), and measure or fit its constants.
+"""Evaluate the staleness–learning-rate law (arXiv 2607.01083), and measure its constants.
 
 The law says that a run is stable if
 
     η  ≪  min{ R_batch / (S · G),  R_crit / (T · G) }
+
+This form holds if all updates point in the same direction. If noise dominates them, √S and √T take the place
+of S and T. `mugrpo_jax.objectives.drift_regimes` has the form for both cases; pass the measured `signal` to
+use it.
 
 η is the learning rate. S is the largest age of a rollout in updates (µ for a run with stages), T the number
 of updates. G is the size of an update per unit of learning rate. R_batch is the largest drift within a stage
 at which training is still stable, R_crit the drift since the start at which a run collapses. The code uses
 two constants:
 
-    stale    R_batch / G   the largest stable S · η
-    horizon  R_crit / G    the largest stable T · η; a run collapses at update horizon / η
+    stale    R_batch / G   the largest stable S · η  (or √S · η)
+    horizon  R_crit / G    the largest stable T · η  (or √T · η)
 
-The constants differ between methods. `UNPROTECTED_GRPO` has the values reported for GRPO on Llama-3.2-1B
-and 3B. µ-GRPO is stable far above these values (S · η near 1e-3), so measure or fit the constants for your
-method. Only `gradient_cosine` and `vcpo_factor` can be traced by JAX.
+The constants differ between methods. `UNPROTECTED_GRPO` has the values that the paper reports for GRPO on
+Llama-3.2-1B and 3B. They say nothing about other methods: µ-GRPO is stable far above them (S · η near 1e-3).
+Measure the constants for your method, or fit them (`fit_staleness`). Only `gradient_cosine` and `vcpo_factor`
+can be traced by JAX.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +32,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_number
+from mugrpo_jax.objectives.drift_regimes import effective_updates
 from mugrpo_jax.objectives.ess import sequence_ess
 
 
@@ -98,38 +103,69 @@ def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float
     return float(np.interp(level, signal[after - 1 : after + 1], drift[after - 1 : after + 1]))
 
 
-def largest_learning_rate(lag: float, updates: float, constants: StalenessConstants) -> float:
+def largest_learning_rate(
+    lag: float,
+    updates: float,
+    constants: StalenessConstants,
+    signal: float = 1.0,
+    momentum: float = 0.0,
+) -> float:
     """Return the upper bound on the learning rate. A stable run needs a rate well below this bound.
 
     Args:
       lag: S, the largest age of a rollout in updates.
       updates: T, the number of updates in the whole run.
-      constants: the constants of the method, from `staleness_constants` or `fit_staleness`.
+      constants: the constants of the method, from `staleness_constants` or `fit_staleness`. signal: c, the
+        share of signal in a gradient, see `signal_share`. 1 is the law of the paper, 0 its form for pure
+        noise.
+      momentum: β₁ of Adam, which matters if `signal` is below 1.
 
     >>> largest_learning_rate(lag=4, updates=100, constants=UNPROTECTED_GRPO)
     3.2e-07
+    >>> noise = largest_learning_rate(lag=64, updates=100, constants=UNPROTECTED_GRPO, signal=0.0)
+    >>> round(noise, 9)  # 1.6e-6 / √64
+    2e-07
     """
-    check_number("lag", lag, strict=True)
-    check_number("updates", updates, strict=True)
-    return min(constants.stale / lag, constants.horizon / updates)
+    return min(_limits(lag, updates, constants, signal, momentum))
 
 
-def binding_constraint(lag: float, updates: float, constants: StalenessConstants) -> str:
+def binding_constraint(
+    lag: float,
+    updates: float,
+    constants: StalenessConstants,
+    signal: float = 1.0,
+    momentum: float = 0.0,
+) -> str:
     """Return which constant limits the learning rate: `stale` (through S · η) or `horizon` (through T · η).
+
+    The arguments are those of `largest_learning_rate`.
 
     >>> binding_constraint(lag=4, updates=100, constants=UNPROTECTED_GRPO)
     'horizon'
     >>> binding_constraint(lag=64, updates=100, constants=UNPROTECTED_GRPO)
     'stale'
     """
-    limit = largest_learning_rate(lag, updates, constants)
-    return "stale" if constants.stale / lag == limit else "horizon"
+    stale, horizon = _limits(lag, updates, constants, signal, momentum)
+    return "stale" if stale <= horizon else "horizon"
+
+
+def _limits(
+    lag: float, updates: float, constants: StalenessConstants, signal: float, momentum: float
+) -> tuple[float, float]:
+    check_number("lag", lag, strict=True)
+    check_number("updates", updates, strict=True)
+    in_stage = effective_updates(lag, signal, momentum)
+    in_run = effective_updates(updates, signal, momentum, first_stage=True)
+    return constants.stale / float(in_stage), constants.horizon / float(in_run)
 
 
 def staleness_report(
     lag: float, learning_rate: float, updates: float, constants: StalenessConstants = UNPROTECTED_GRPO
 ) -> dict[str, float | str]:
-    """Compare a run with the law. The arguments are η and those of `largest_learning_rate`.
+    """Compare a run with the law in the form of the paper.
+
+    The arguments are η and those of `largest_learning_rate`. The default constants are those of the paper,
+    for GRPO without protection.
 
     In the returned dict, `lag_times_rate` is S·η, `updates_times_rate` is T·η, `binding` is the result of
     `binding_constraint`, and `share_of_limit` is η divided by `largest_learning_rate`.
@@ -180,91 +216,3 @@ def vcpo_factor(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     0.803
     """
     return jnp.sqrt(jnp.minimum(1.0, sequence_ess(log_ratio, mask)))
-
-
-class FinishedRun(NamedTuple):
-    """The settings and the outcome of one run, an input of `fit_staleness`."""
-
-    lag: float  # S, which is µ for a run with stages
-    learning_rate: float
-    updates: float  # the number of updates that was planned
-    collapse: float | None = None  # the update at which the run collapsed; None if it did not collapse
-
-
-class StalenessFit(NamedTuple):
-    """The result of `fit_staleness`: two constants, their intervals, and how many runs contradict the fit."""
-
-    constants: StalenessConstants
-    stale_interval: tuple[float, float]  # S · η is tolerable at the lower end and too large at the upper end
-    horizon_interval: tuple[float, float]  # smallest and largest t · η of the runs that ended at the horizon
-    misplaced: int  # number of runs that the threshold on S · η classifies wrongly
-    misplaced_by_rate: int  # the same number for the best threshold on η alone
-
-
-def fit_staleness(runs: Iterable[FinishedRun], *, spread: float = 2.0) -> StalenessFit:
-    """Fit the constants of the law to finished runs of one method with different S and η.
-
-    t is the number of updates that a run took until it collapsed or finished. The horizon is near the largest
-    t·η of all runs. A run was too stale if it collapsed and its t·η is smaller than the largest by more than
-    the factor `spread`. All other collapsed runs ended at the horizon. A run that was not too stale shows
-    that its S·η is tolerable.
-
-    - The stale constant is the threshold on S·η that classifies the fewest runs wrongly. It is the geometric
-      mean of the two neighbouring values of S·η.
-    - The horizon constant is the geometric mean of t·η over the runs that ended at the horizon.
-
-    If a threshold on η alone classifies fewer runs wrongly (`misplaced_by_rate` below `misplaced`), old data
-    may not be the cause of the collapse, and the stale constant has little meaning. S is a setting: a run
-    that collapses in its first S updates never used data of age S. If the runs give only one end of an
-    interval, the other end is 0 or infinite, and the constant is the known end.
-
-    Args:
-      runs: `FinishedRun`s, or plain tuples (lag, learning_rate, updates, collapse).
-      spread: runs that collapse for the same reason may differ in t·η by up to this factor.
-
-    >>> runs = [(4, 1e-7, 100, None), (4, 1e-6, 100, 32), (16, 1e-6, 100, 32), (64, 1e-6, 100, 5)]
-    >>> fit = fit_staleness(runs)
-    >>> [float(f"{constant:.3g}") for constant in fit.constants]
-    [3.2e-05, 3.2e-05]
-    >>> [float(f"{end:.3g}") for end in fit.stale_interval]
-    [1.6e-05, 6.4e-05]
-    """
-    rows = [FinishedRun(*run) for run in runs]
-    if not rows:
-        raise ValueError("runs is empty; possible: at least one finished run")
-    check_number("spread", spread, low=1.0)
-    lasted = [(r.updates if r.collapse is None else r.collapse) * r.learning_rate for r in rows]
-    reach = max(lasted)
-    too_stale = [r.collapse is not None and t * spread < reach for r, t in zip(rows, lasted)]
-    samples = [t for r, t, bad in zip(rows, lasted, too_stale) if r.collapse is not None and not bad]
-
-    stale_interval, misplaced = _split([r.lag * r.learning_rate for r in rows], too_stale)
-    _, misplaced_by_rate = _split([r.learning_rate for r in rows], too_stale)
-    horizon_interval = (min(samples), max(samples)) if samples else (reach, math.inf)
-    horizon = float(np.exp(np.mean(np.log(samples)))) if samples else reach
-    return StalenessFit(
-        StalenessConstants(_middle(*stale_interval), horizon),
-        stale_interval,
-        horizon_interval,
-        misplaced,
-        misplaced_by_rate,
-    )
-
-
-def _split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:
-    """Return the neighbouring values between which a threshold makes the fewest errors, and these errors."""
-    values = [float(f"{value:.12g}") for value in values]  # products that differ only by rounding are equal
-    ends = [0.0, *sorted(set(values)), math.inf]
-    errors = {
-        (low, high): sum(is_bad == (value < high) for value, is_bad in zip(values, bad))
-        for low, high in itertools.pairwise(ends)
-    }
-    best = min(errors, key=errors.__getitem__)
-    return best, errors[best]
-
-
-def _middle(low: float, high: float) -> float:
-    """Return the geometric mean of both ends; if `low` is 0 or `high` is infinite, return the other end."""
-    if low == 0.0 or math.isinf(high):
-        return high if low == 0.0 else low
-    return math.sqrt(low * high)

@@ -22,6 +22,7 @@ from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages,
 from mugrpo_jax.report.run_history import History, names
 from mugrpo_jax.report.run_summary import stage_table
 from mugrpo_jax.report.samples import page_samples
+from mugrpo_jax.report.staleness_advice import advice
 from mugrpo_jax.report.step_signal_panels import signal_table
 
 
@@ -45,7 +46,7 @@ def page(runs: Sequence[History]) -> str:
         sections=sections,
         stages=_stage_colors(runs),
         signal_table=signal_table(runs, called),
-        law=[(name, law.advice(run, fitted)) for name, run in zip(called, runs)],
+        law=[(name, advice(run, fitted)) for name, run in zip(called, runs)],
         law_table=_law_table(runs, called),
         configs=_table([_flat(configs.to_dict(run.config)) for run in runs]),
         environments=_table([run.environment | {"fingerprint": run.config.fingerprint()} for run in runs]),
@@ -166,14 +167,20 @@ def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
 
 
 def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
-    rows = [["run", "S = µ", "T", "η", "S·η", "T·η", "G = ‖Δθ‖ / η", "R_batch", "measured S·η limit"]]
+    """Return the measured quantities of the law, and in the last row the limits that the paper reports."""
+    measured = ["G = ‖Δθ‖ / η", "cosine", "drift exponent", "signal by drift", "regime", "R_batch"]
+    rows = [["run", "S = µ", "T", "η", "S·η", "T·η", *measured, "η at most"]]
     for name, run in zip(called, runs):
         p = law.position(run)
-        measured = [p.update_size, p.batch_drift, p.stale_limit]
+        growth = (math.nan, math.nan) if p.growth is None else (p.growth.exponent, p.growth.signal)
+        cells = [p.update_size, p.signal, *growth]
         rates = [p.learning_rate, p.lag_times_rate, p.updates_times_rate]
-        rows.append([name, str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates), *map(number, measured)])
+        limit = math.nan if p.advised is None else p.advised.stage_limit
+        settings = [name, str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates)]
+        limits = [p.regime or "–", number(p.batch_drift), number(limit)]
+        rows.append([*settings, *map(number, cells), *limits])
     reported = [f"{law.REPORTED.stale:.2g}", f"{law.REPORTED.horizon:.2g}"]
-    rows.append(["reported limit, unprotected GRPO", "", "", "", *reported, "", "", ""])
+    rows.append(["the paper, GRPO without protection", "", "", "", *reported, *[""] * 7])
     return rows
 
 

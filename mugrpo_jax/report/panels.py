@@ -213,26 +213,32 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 
 
 def staleness_law(runs: Sequence[History]) -> Panel:
-    """Panel: S·η and T·η of each run with limits (S: updates per stage, T: updates, η: learning rate)."""
+    """Panel: η × effective updates of a stage and of the run, with their limits (η: learning rate)."""
     positions = [law.position(run) for run in runs]
-    lines = [
-        Line(i, "run", np.array([p.lag_times_rate]), np.array([p.updates_times_rate]), style="points")
-        for i, p in enumerate(positions)
-        if p.lag_times_rate > 0 and p.updates
-    ]
-    marks: list[tuple[str, float, int | None]] = [("reported", law.REPORTED.stale, None)]
-    levels = [("reported", law.REPORTED.horizon)]
-    note = "Dotted lines: the limits reported for unprotected GRPO"
+    places = {i: _effective(p) for i, p in enumerate(positions) if p.lag_times_rate > 0 and p.updates}
+    lines = [Line(i, "run", np.array([x]), np.array([y]), style="points") for i, (x, y) in places.items()]
+    marks: list[tuple[str, float, int | None]] = [("paper", law.REPORTED.stale, None)]
+    levels = [("paper", law.REPORTED.horizon)]
+    note = (
+        "Effective updates: S if all updates are parallel, √S if they are noise, by the measured drift. "
+        "Dotted lines: the limits that the paper reports for GRPO without protection"
+    )
     fitted = law.fit(runs)
+    alone = positions[0].advised if len(runs) == 1 else None
     if fitted is not None:
         marks.append(("fitted", fitted.constants.stale, None))
         levels.append(("fitted", fitted.constants.horizon))
         note += ", and those fitted to these runs"
-    elif len(runs) == 1 and np.isfinite(positions[0].stale_limit):
-        marks.append(("measured", positions[0].stale_limit, None))
-        note += ", and the limit of S·η measured in this run"
-    axes = "Staleness law", "S · η", "T · η"
+    elif alone is not None and np.isfinite(alone.stage_limit):
+        in_stage, _ = _effective(positions[0])
+        marks.append(("measured", in_stage * alone.stage_limit / positions[0].learning_rate, None))
+        note += ", and the limit measured in this run"
+    axes = "Staleness law", "η · effective updates of a stage", "η · effective updates of the run"
     return Panel(*axes, tuple(lines), tuple(marks), tuple(levels), log="xy", note=f"{note}.")
+
+
+def _effective(place: law.Position) -> tuple[float, float]:
+    return place.effective(place.lag, first_stage=False), place.effective(place.updates, first_stage=True)
 
 
 SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {

@@ -1,9 +1,10 @@
-"""Compare runs with the staleness law (see `objectives.staleness_law`), and give advice.
+"""Measure where runs stand on the staleness law (`objectives.staleness_law`, `objectives.drift_regimes`).
 
-The law limits S·η and T·η, where S is the updates per stage, T the updates done and η the learning rate.
+The law limits the drift within a stage of S updates and over all T updates. η is the learning rate.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ import numpy as np
 from mugrpo_jax import objectives
 from mugrpo_jax.report.objective_panels import KEEP_GRADIENT
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.step_signal_panels import cosines
 
 REPORTED = objectives.UNPROTECTED_GRPO
 # R_batch is the drift at which the ESS of a stage falls by this share, or this share of tokens is clipped and
@@ -20,6 +22,8 @@ ESS_LOSS, CLIPPED = 0.5, 0.2
 # A run has collapsed if its reward or accuracy falls below this share of the best value and stays there.
 COLLAPSED = 0.5
 _WINDOW = 8  # number of updates over which cosines are averaged, because a single cosine is noisy
+# A shorter stage cannot tell signal from noise, because momentum makes all steps look parallel at first.
+SHORTEST_STAGE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Position:
       collapse: the update at which reward or held-out accuracy collapsed, or None.
       critical_drift: R_crit, the drift from the first weights at the collapse; NaN without a collapse.
       cosine: largest mean over `_WINDOW` cosines of consecutive gradients, which is high before a collapse.
+      signal: mean cosine of consecutive gradients, the share of signal in a gradient; see `signal_share`.
+      signal_error: standard error of `signal`.
+      growth: how the drift grows within a stage, the median over stages; None if no stage has
+        `SHORTEST_STAGE` updates.
+      walk_exponent: the exponent of the drift of a random walk with the same momentum and stages.
+      momentum: β₁ of Adam.
     """
 
     lag: int
@@ -47,6 +57,11 @@ class Position:
     collapse: int | None
     critical_drift: float
     cosine: float
+    signal: float
+    signal_error: float
+    growth: objectives.DriftFit | None
+    walk_exponent: float
+    momentum: float
 
     @property
     def lag_times_rate(self) -> float:
@@ -59,9 +74,40 @@ class Position:
         return self.updates * self.learning_rate
 
     @property
-    def stale_limit(self) -> float:
-        """Return R_batch / G, the limit on S·η measured in this run (G is `update_size`)."""
-        return self.batch_drift / self.update_size if self.update_size else math.nan
+    def share(self) -> float:
+        """Return the share of signal in a gradient: that which explains the drift, otherwise the cosine.
+
+        The drift goes first, because it is measured on the steps of the optimizer and over a whole stage.
+        """
+        return self.cosine_share if self.growth is None else self.growth.signal
+
+    @property
+    def cosine_share(self) -> float:
+        """Return the share of signal by the cosine; 0 if it is within two standard errors of 0."""
+        return 0.0 if self.signal <= 2 * self.signal_error else self.signal
+
+    @property
+    def regime(self) -> str:
+        """Return the regime of a stage, see `objectives.regime`; empty if nothing was measured."""
+        return objectives.regime(self.lag, self.share) if math.isfinite(self.share) else ""
+
+    @functools.cached_property
+    def advised(self) -> objectives.Advice | None:
+        """Return the advised learning rate for this µ; None if the run did not record what it needs."""
+        size = self.update_size if self.growth is None else self.growth.update_size
+        known = math.isfinite(size) and size > 0 and math.isfinite(self.share) and self.updates
+        if not known or math.isnan(self.batch_drift):
+            return None
+        critical = math.inf if math.isnan(self.critical_drift) else self.critical_drift
+        return objectives.advise_learning_rate(
+            self.lag, self.updates, self.share, size, self.batch_drift, critical, self.momentum
+        )
+
+    def effective(self, updates: int, *, first_stage: bool) -> float:
+        """Return η × `effective_updates` of this run, the quantity that the law limits."""
+        share = self.share if math.isfinite(self.share) else 1.0
+        moved = objectives.effective_updates(updates, share, self.momentum, first_stage=first_stage)
+        return self.learning_rate * float(moved)
 
 
 def position(run: History) -> Position:
@@ -71,6 +117,9 @@ def position(run: History) -> Position:
     norms = norms[np.isfinite(norms)]
     drift = run.values("drift")
     fallen = _collapse(run)
+    known = cosines(run)
+    signal, error = objectives.signal_share(known.tolist())
+    growth, walk = _growth(run, drift)
     return Position(
         lag=run.config.batch.updates_per_stage,
         updates=run.done,
@@ -80,8 +129,30 @@ def position(run: History) -> Position:
         largest_drift=float(np.nanmax(drift)) if np.isfinite(drift).any() else math.nan,
         collapse=fallen,
         critical_drift=math.nan if fallen is None else critical_drift(run, fallen),
-        cosine=_largest_cosine(run.values("gradient_cosine")),
+        cosine=_largest_cosine(known),
+        signal=signal,
+        signal_error=error,
+        growth=growth,
+        walk_exponent=walk,
+        momentum=run.config.optimizer.beta1,
     )
+
+
+def _growth(run: History, drift: np.ndarray) -> tuple[objectives.DriftFit | None, float]:
+    """Return the median over stages of how the drift grows, and the exponent of a random walk."""
+    rate, momentum = run.config.optimizer.learning_rate, run.config.optimizer.beta1
+    found, walks = [], []
+    for stage, part in run.stage_slices.items():
+        moved = drift[part]
+        if rate <= 0 or np.count_nonzero(moved > 0) < SHORTEST_STAGE:
+            continue
+        first = stage == run.config.stages.start
+        found.append(objectives.fit_drift(moved.tolist(), rate, momentum=momentum, first_stage=first))
+        walk = objectives.effective_updates(np.arange(1, len(moved) + 1), 0.0, momentum, first_stage=first)
+        walks.append(objectives.drift_exponent(walk.tolist()))
+    if not found:
+        return None, math.nan
+    return objectives.DriftFit(*np.median(found, axis=0).tolist()), float(np.median(walks))
 
 
 def _batch_drift(run: History) -> float:
@@ -173,67 +244,6 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
     if not all(p.updates and p.learning_rate for p in places):
         return None
     rows = (objectives.FinishedRun(p.lag, p.learning_rate, p.updates, p.collapse) for p in places)
-    return objectives.fit_staleness(rows)
-
-
-def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
-    """Return sentences that compare a run with the staleness law."""
-    place = position(run)
-    if not place.learning_rate or not place.updates:
-        return ["The law does not apply: no update was made yet, or the learning rate is 0."]
-    said = [_reported(place), _measured(place)]
-    if fitted is not None:
-        said.append(_fitted(place, run.config.total_updates, fitted.constants))
-        if fitted.misplaced_by_rate < fitted.misplaced:
-            said.append(
-                f"But {fitted.misplaced} of the runs lie on the wrong side of that S·η, and "
-                f"{fitted.misplaced_by_rate} on the wrong side of the best limit on η alone: staleness may "
-                "not be what limits them."
-            )
-    if place.collapse is not None:
-        said.append(
-            "Its reward or held-out accuracy fell below half of its best for good at update "
-            f"{place.collapse}."
-        )
-    return list(filter(None, said))
-
-
-def _reported(place: Position) -> str:
-    reported = objectives.staleness_report(place.lag, place.learning_rate, place.updates)
-    times = float(reported["share_of_limit"])
-    return (
-        f"S·η = {place.lag_times_rate:.2g} and T·η = {place.updates_times_rate:.2g}: "
-        f"{f'{times:,.0f}' if times > 10 else f'{times:.2g}'} times the limit reported for unprotected GRPO "
-        f"({_side(reported['binding'])})."
-    )
-
-
-def _measured(place: Position) -> str:
-    level = f"an ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} clipped tokens"
-    if math.isinf(place.batch_drift):
-        return f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}."
-    if math.isnan(place.stale_limit):
-        return ""
-    limit = place.stale_limit / place.lag
-    found = f"A stage reached {level} at a drift of {place.batch_drift:.3g}"
-    if place.learning_rate <= limit:
-        return f"{found}, S·η = {place.stale_limit:.2g}. η = {place.learning_rate:.2g} stays below it."
-    stage = max(int(place.lag * limit / place.learning_rate), 1)
-    return (
-        f"{found}, S·η = {place.stale_limit:.2g}. At this staleness a learning rate below {limit:.2g} would "
-        f"avoid it (now {place.learning_rate:.2g}), or stages of {stage} updates (now {place.lag})."
-    )
-
-
-def _fitted(place: Position, updates: int, constants: objectives.StalenessConstants) -> str:
-    limit = objectives.largest_learning_rate(place.lag, updates, constants)
-    side = objectives.binding_constraint(place.lag, updates, constants)
-    return (
-        f"Fitted to these runs: S·η up to {constants.stale:.2g}, T·η up to {constants.horizon:.2g}; "
-        f"for this run a learning rate below {limit:.2g} ({_side(side)})."
-    )
-
-
-def _side(binding: float | str) -> str:
-    product = "S·η, the staleness" if binding == "stale" else "T·η, the length of the run"
-    return f"the tighter limit is on {product}"
+    shares = [p.share for p in places if math.isfinite(p.share)]
+    signal = float(np.median(shares)) if shares else 1.0
+    return objectives.fit_staleness(rows, signal=signal, momentum=places[0].momentum)

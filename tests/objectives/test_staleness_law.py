@@ -67,7 +67,9 @@ def test_fit_recovers_the_law_from_a_grid(law):
     assert low <= fit.constants.stale <= high
     assert fit.constants.horizon == pytest.approx(law.horizon, rel=0.1)
     assert fit.horizon_interval[0] <= law.horizon <= fit.horizon_interval[1]
-    assert fit.misplaced == 0 < fit.misplaced_by_rate
+    wrong = fit.runs_on_the_wrong_side
+    assert wrong.lag_times_rate == wrong.stage_drift == 0 < min(wrong.rate, wrong.root_lag_times_rate)
+    assert fit.too_stale + fit.at_horizon == sum(run.collapse is not None for run in runs)
 
 
 def test_fit_says_what_the_table_cannot_tell():
@@ -84,7 +86,7 @@ def test_fit_tolerates_a_run_on_the_wrong_side():
     clean = [FinishedRun(lag, 1e-6, 100, None if lag < 30 else 5) for lag in (1, 2, 4, 8, 16, 32, 64, 128)]
     lucky = [*clean, FinishedRun(100, 1e-6, 100, None)]
     assert fit_staleness(lucky).stale_interval == pytest.approx((16e-6, 32e-6))
-    assert fit_staleness(lucky).misplaced == 1
+    assert fit_staleness(lucky).runs_on_the_wrong_side.lag_times_rate == 1
     with pytest.raises(ValueError, match="runs is empty"):
         fit_staleness([])
 
@@ -95,17 +97,43 @@ def test_fit_says_when_the_learning_rate_alone_decides():
         for lag in (16, 128, 512)
         for rate in (1e-6, 1e-5, 3e-5)
     ]
-    fit = fit_staleness(runs)
-    assert fit.misplaced_by_rate == 0
-    # By S·η: 16 · 3e-5 collapsed below 512 · 1e-5, which did not.
-    assert fit.misplaced == 2
+    wrong = fit_staleness(runs).runs_on_the_wrong_side
+    # By S·η: 16 · 3e-5 collapsed below 512 · 1e-5 and 128 · 1e-5, which did not. By √S·η: below the first.
+    assert (wrong.rate, wrong.root_lag_times_rate, wrong.lag_times_rate) == (0, 1, 2)
+
+
+def test_a_collapse_that_looks_too_stale_is_at_the_horizon_if_noise_dominates():
+    runs = [
+        FinishedRun(lag, rate, 512, 21 if rate > 2e-5 else None)
+        for lag in (16, 128, 512)
+        for rate in (1e-6, 1e-5, 3e-5)
+    ]
+    straight, noise = fit_staleness(runs), fit_staleness(runs, signal=0.0)
+    # By t·η the collapses (6.3e-4) are far below what the runs at 1e-5 survive (5.1e-3).
+    assert (straight.too_stale, straight.at_horizon) == (3, 0)
+    # By √t·η they are near it: 1.37e-4 and 2.26e-4.
+    assert (noise.too_stale, noise.at_horizon) == (0, 3)
+    assert noise.constants.horizon == pytest.approx(3e-5 * math.sqrt(21))
+    assert noise.stale_interval == (pytest.approx(3e-5 * math.sqrt(512)), math.inf)
+
+
+def test_the_general_limit_is_the_law_of_the_paper_for_signal_and_its_root_for_noise():
+    for lag in (1, 7, 100, 1024):
+        paper = min(LAW.stale / lag, LAW.horizon / 2000)
+        assert largest_learning_rate(lag, 2000, LAW, signal=1.0, momentum=0.9) == paper
+        noise = min(LAW.stale / math.sqrt(lag), LAW.horizon / math.sqrt(2000))
+        assert largest_learning_rate(lag, 2000, LAW, signal=0.0) == pytest.approx(noise)
+    # The horizon binds up to S = T / 20 for signal, but only up to S = T / 400 for noise.
+    assert [binding_constraint(50, 2000, LAW, signal) for signal in (1.0, 0.0)] == ["horizon", "stale"]
 
 
 def test_equal_products_are_not_told_apart_by_their_last_digit():
     assert 10 * 1e-6 != 1 * 1e-5
     runs = [FinishedRun(10, 1e-6, 100), FinishedRun(1, 1e-5, 100, 2), FinishedRun(9, 1e-6, 99)]
     fit = fit_staleness(runs)
-    assert fit.stale_interval == pytest.approx((9e-6, 1e-5)) and fit.misplaced == 1
+    assert (
+        fit.stale_interval == pytest.approx((9e-6, 1e-5)) and fit.runs_on_the_wrong_side.lag_times_rate == 1
+    )
 
 
 def test_gradient_cosine():

@@ -9,6 +9,7 @@ from synthetic import write_run
 from mugrpo_jax import objectives, report
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.report import colors, figures, panels
+from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.page import page
 from mugrpo_jax.report.panel_data import MOST_POINTS, MOST_STAGES, Line
 from mugrpo_jax.report.step_signal_panels import signal_table
@@ -197,13 +198,17 @@ def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
 
 def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
     (panel,) = [panels.staleness_law([run])]
-    assert [label for label, *_ in panel.marks] == ["reported", "measured"] and len(panel.levels) == 1
-    assert (panel.lines[0].x[0], panel.lines[0].y[0]) == (pytest.approx(4e-4), pytest.approx(12e-4))
+    assert [label for label, *_ in panel.marks] == ["paper", "measured"] and len(panel.levels) == 1
+    place = law.position(run)
+    in_stage = place.effective(place.lag, first_stage=False)
+    in_run = place.effective(place.updates, first_stage=True)
+    assert (panel.lines[0].x[0], panel.lines[0].y[0]) == (in_stage, in_run)
+    # 12 updates, from the first of the run, where Adam's steps are longer than later.
+    moved = objectives.effective_updates(12, place.share, 0.9, first_stage=True)
+    assert in_run == pytest.approx(1e-4 * moved)
     other = report.read_run(write_run(tmp_path / "other", stages=3, mu=4, rate=1e-6))
     panel = panels.staleness_law([run, other])
-    assert (
-        [label for label, *_ in panel.marks] == [label for label, _ in panel.levels] == ["reported", "fitted"]
-    )
+    assert [label for label, *_ in panel.marks] == [label for label, _ in panel.levels] == ["paper", "fitted"]
 
 
 def test_a_run_given_twice_is_refused(run, tmp_path):

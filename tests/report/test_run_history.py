@@ -9,8 +9,10 @@ from synthetic import write_run
 
 from mugrpo_jax import report
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.objectives import WrongSide, effective_updates
 from mugrpo_jax.report import run_history as history
 from mugrpo_jax.report import staleness_position as law
+from mugrpo_jax.report.staleness_advice import advice
 
 
 def cut(folder, lines):
@@ -131,8 +133,49 @@ def test_where_a_run_stands_on_the_law(tmp_path):
     # ESS = exp(-i / 100) falls below a half at i = 69.3, where the drift is 0.1 √70.3.
     assert place.batch_drift == pytest.approx(0.1 * math.sqrt(70.3), rel=1e-3)
     assert place.collapse is None
-    said = " ".join(law.advice(run))
-    assert "S·η = 0.01 and T·η = 0.02: 6,250 times the limit" in said and "or stages of 83 updates" in said
+    # The drift is a random walk without momentum, slower than one with β₁ = 0.9.
+    assert place.growth.signal < 0.002 and place.growth.exponent == pytest.approx(0.5)
+    assert place.walk_exponent > 0.6 and place.regime == "noise"
+    # From the fitted drift at update 70 to that at update 100: the rate falls a little, not to 70 %.
+    assert 0.75 < place.advised.stage_limit / 1e-4 < 0.95 and place.advised.binding == "stage"
+    said = " ".join(advice(run))
+    assert f"grows with the exponent 0.50 (random walk: {place.walk_exponent:.2f}, straight line: 1)" in said
+    assert "This is the noise regime at µ = 100" in said and "falls as 1/√µ" in said
+    limit = place.advised.stage_limit
+    assert f"advised learning rate for µ = 100 is at most {limit:.2g} (now 0.0001)" in said
+    # The constants of another method are quoted as the paper's, and the run is not measured by them.
+    assert "S·η = 0.01 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
+    assert "times the limit" not in said
+
+
+@pytest.mark.parametrize(
+    ("cosine", "power", "words"),
+    [
+        (0.0, 0.5, ["This is the noise regime", "The cosine agrees", "no signal can be told from 0"]),
+        (
+            0.1,
+            0.5,
+            [
+                "This is the noise regime",
+                "The cosine alone would say ballistic",
+                "drift of the steps decides",
+            ],
+        ),
+        (0.5, 1.0, ["This is the ballistic regime", "as in the paper", "The cosine agrees"]),
+        (
+            0.1,
+            None,
+            ["The mean cosine of consecutive gradients is 0.1 ±", "By it the run is in the ballistic regime"],
+        ),
+    ],
+)
+def test_the_regime_is_told_by_the_drift_and_by_the_cosine(tmp_path, cosine, power, words):
+    run = report.read_run(write_run(tmp_path / "run", stages=2, mu=100))
+    for record in run.updates:
+        record["gradient_cosine"] = cosine + 0.01 * (-1) ** record["updates"]
+        record["drift"] = None if power is None else 0.01 * (record["staleness"] + 1) ** power
+    said = " ".join(advice(run))
+    assert all(word in said for word in words), said
 
 
 def test_constants_are_fitted_to_runs_of_one_objective(tmp_path):
@@ -141,11 +184,17 @@ def test_constants_are_fitted_to_runs_of_one_objective(tmp_path):
     ]
     assert law.fit(runs[:1]) is None
     constants = law.fit(runs).constants
-    assert constants.horizon == pytest.approx(64e-4)  # nobody collapsed: the furthest that any run came
-    said = law.advice(runs[0], law.fit(runs))
-    assert "Fitted to these runs" in said[-1]
-    by_rate = law.advice(runs[0], law.fit(runs)._replace(misplaced=2))
-    assert by_rate[:-1] == said and by_rate[-1].startswith("But 2 of the runs lie on the wrong side")
+    # Nobody collapsed: the furthest that any run came, as a random walk with Adam's momentum.
+    share = law.position(runs[0]).share
+    assert constants.horizon == pytest.approx(1e-4 * effective_updates(64, share, 0.9, first_stage=True))
+    fit = law.fit(runs)
+    said = advice(runs[0], fit)
+    assert "Fitted to these runs: for this run a learning rate below" in said[-2]
+    wrong = advice(runs[0], fit._replace(runs_on_the_wrong_side=WrongSide(2, 1, 0, 1)))
+    assert wrong[:-2] == said[:-1] and wrong[-2].startswith(
+        "Runs on the wrong side of the best limit: 2 by S·η"
+    )
+    assert "the age of the data may not be what limits them" in wrong[-2]
     for record in runs[1].updates[20:]:
         record["reward"] = 0.0
     assert law.position(runs[1]).collapse == pytest.approx(24, abs=3)
@@ -164,4 +213,4 @@ def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
     assert place.collapse == 150
     # 100 updates of the first stage and 50 of the second, each 0.1 √(updates) from its beginning.
     assert place.critical_drift == pytest.approx(0.1 * (math.sqrt(100) + math.sqrt(50)))
-    assert "held-out accuracy fell below half of its best for good at update 150" in " ".join(law.advice(run))
+    assert "held-out accuracy fell below half of its best for good at update 150" in " ".join(advice(run))

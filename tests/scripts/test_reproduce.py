@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
+import math
 import re
 import shutil
 import sys
@@ -11,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo_jax.objectives import effective_updates, updates_until_drift
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "report")]
 reproduce = importlib.import_module("reproduce")
 reproduce_collect = importlib.import_module("reproduce_collect")
 reproduce_queue = importlib.import_module("reproduce_queue")
+reproduce_held_out = importlib.import_module("reproduce_held_out")
+reproduce_regimes = importlib.import_module("reproduce_regimes")
 reproduce_tables = importlib.import_module("reproduce_tables")
 write_run = importlib.import_module("synthetic").write_run
 Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
@@ -177,6 +183,9 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     assert len(lines) == 5 and [line["collapse"] for line in lines[-2:]] == [16, 16]
     assert sum(line["collapsed"] for line in lines) == 2
     assert lines[0]["lag_times_rate"] == 8e-5 and lines[0]["update_size"] == pytest.approx(1000)
+    curve = lines[0]["curve"]
+    assert curve["updates"] == list(range(1, 65)) and curve["age"] == [*range(1, 9)] * 8
+    assert curve["drift"][9] == pytest.approx(0.1 * 2**0.5, rel=1e-4) and lines[0]["momentum"] == 0.9
     capsys.readouterr()
 
     pytest.importorskip("matplotlib")
@@ -206,8 +215,17 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     assert f"| {1e3 * min(stages):.1f} ms | 1.00× |" in shown
     low = min(point["accuracy"] for point in curves[1] if point["kind"] == "evaluation" and point["updates"])
     assert f"| grpo-mu4 | 0 | {low:.3f} | " in shown
-    assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown and "4 runs of which 1 collapsed" in shown
-    for name in ("accuracy", "staleness", "law"):
+    assert "S·η up to 0.016 (between 0.008 and 0.032)" in shown
+    # The drift of the synthetic runs is 0.1 √S, a random walk; µ = 8 alone has no collapse to fit a limit to.
+    exponents = [
+        line.split(" | ")[6:8] for line in shown.splitlines() if line.startswith("| grpo | 0 | 32 |")
+    ]
+    assert [cells[1] for cells in exponents] == ["0.50", "0.50"]
+    assert (
+        "| grpo | 4 | 1 | 0 | 0 | 1 |" in shown
+    )  # µ = 8 at the rate of the collapse holds: η alone errs once
+    assert "| grpo | η alone | 1 | 1 | µ = 8, η = 1e-03 |" in shown
+    for name in ("accuracy", "staleness", "law", "regimes"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
 
@@ -254,6 +272,55 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
                 assert close, f"{name}: {number} in {cells}"
                 checked += 1
     assert checked > 10
+
+
+def test_a_long_run_of_the_grid_is_thinned():
+    updates = [
+        {
+            "updates": i + 1,
+            "staleness": i % 600,
+            "drift": 0.1 * i,
+            "update_norm": 2.0 * i,
+            "gradient_cosine": None,
+        }
+        for i in range(1200)
+    ]
+    curve = reproduce_collect._curve(updates)
+    assert len(curve["updates"]) == 240 and curve["updates"][:2] == [5, 10] and curve["age"][120] == 5
+    assert curve["drift"][0] == 0.4 and curve["update_norm"][0] == 4.0 and curve["gradient_cosine"][0] is None
+
+
+def grid_row(lag, rate, collapse):
+    """A run of a grid whose drift is exactly that of noise with Adam's momentum."""
+    at = range(1, lag + 1)
+    later, first = (effective_updates(at, 0.0, 0.9, first_stage=early) for early in (False, True))
+    ages = [i % lag + 1 for i in range(512)]
+    drift = [rate * 2000 * float((first if i < lag else later)[age - 1]) for i, age in enumerate(ages)]
+    curve = {"updates": list(range(1, 513)), "age": ages, "drift": drift, "gradient_cosine": [0.001] * 512}
+    settings = {"objective": "grpo", "seed": 0, "mu": lag, "learning_rate": rate, "updates": 512}
+    return settings | {"momentum": 0.9, "update_size": 2000.0, "curve": curve, "collapse": collapse}
+
+
+def test_limits_are_checked_on_runs_that_were_not_fitted():
+    """Runs collapse at a drift of 1.6 since the start, whatever their µ."""
+
+    grid = []
+    for lag, rate in itertools.product((16, 128, 512), (1e-6, 1e-5, 3e-5)):
+        told = updates_until_drift(1.6, rate, 2000.0, 0.0, 0.9, first_stage=True, most=512)
+        grid.append(grid_row(lag, rate, told if math.isfinite(told) else None))
+    regimes = list(reproduce_regimes.regime_table(map(reproduce_regimes.measured_row, grid)))
+    cells = [cell.strip() for cell in regimes[-1].split("|")[1:-1] if cell != " 0 "]
+    assert cells[:6] == ["grpo", "512", "3e-05", "2000", "0.0010 ± 0.0000", "between"]
+    assert cells[6] == cells[7] and cells[8] == "noise"
+    assert cells[9] == "1.00" and float(cells[10]) > 1.1 and cells[11] == "1.00"
+    held = {line.split(" | ")[1]: line for line in list(reproduce_held_out.held_out_table(grid))[2:]}
+    assert held["predicted drift since the start"].endswith("| 9 | 0 | – |")
+    assert "| grpo | η alone | 9 | 0 |" in held["η alone"] and "| 9 | 0 |" not in held["S·η"]
+    times = [line.split(" | ") for line in reproduce_held_out.time_table(grid)][2:]
+    for _, _, _, seen, straight, walk in times:
+        assert int(walk.rstrip(" |")) == pytest.approx(int(seen), rel=0.05)  # updates are whole
+        assert straight == "never" or int(straight) != pytest.approx(int(seen), rel=0.3)
+    assert len(times) == 6
 
 
 def test_the_quickest_stage_is_found_by_the_clock():

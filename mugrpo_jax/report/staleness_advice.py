@@ -1,0 +1,126 @@
+"""Say in sentences which regime of the staleness law a run is in, and which learning rate follows from it."""
+
+import math
+
+from mugrpo_jax import objectives
+from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.staleness_position import CLIPPED, ESS_LOSS, REPORTED, Position, position
+
+_CARRIES = {
+    "noise": "noise carries the drift, so the largest learning rate falls as 1/√µ",
+    "between": "noise and signal carry similar parts of the drift, so the largest learning rate falls faster "
+    "than 1/√µ and slower than 1/µ",
+    "ballistic": "signal carries the drift, so the largest learning rate falls as 1/µ, as in the paper",
+}
+
+
+def advice(run: History, fitted: objectives.StalenessFit | None = None) -> list[str]:
+    """Return sentences about the regime of a run, the learning rate for its µ, and the law of the paper."""
+    place = position(run)
+    if not place.learning_rate or not place.updates:
+        return ["The law does not apply: no update was made yet, or the learning rate is 0."]
+    said = [_collapsed(place), _regime(place), _measured(place)]
+    if fitted is not None:
+        said += [_fitted(place, run.config.total_updates, fitted), _ordered(fitted)]
+    return [sentence for sentence in (*said, _reported(place)) if sentence]
+
+
+def _collapsed(place: Position) -> str:
+    if place.collapse is None:
+        return ""
+    return f"Its reward or held-out accuracy fell below half of its best for good at update {place.collapse}."
+
+
+def _regime(place: Position) -> str:
+    """Name the regime by the growth of the drift, and by the cosine; say so if they disagree."""
+    if not place.regime:
+        return ""
+    cosine = _cosine(place)
+    verdict = f"{place.regime} regime at µ = {place.lag}: {_CARRIES[place.regime]}"
+    if place.growth is None:
+        return f"{cosine[:1].upper()}{cosine[1:]}. By it the run is in the {verdict}."
+    told = (
+        f"The drift within a stage grows with the exponent {place.growth.exponent:.2f} (random walk: "
+        f"{place.walk_exponent:.2f}, straight line: 1), a share of signal of {place.growth.signal:.2g}. This "
+        f"is the {verdict}."
+    )
+    if not cosine:
+        return told
+    by_cosine = objectives.regime(place.lag, place.cosine_share)
+    if by_cosine == place.regime:
+        return f"{told} The cosine agrees: {cosine}."
+    return f"{told} The cosine alone would say {by_cosine}: {cosine}. The drift of the steps decides."
+
+
+def _cosine(place: Position) -> str:
+    if math.isnan(place.signal):
+        return ""
+    found = f"the mean cosine of consecutive gradients is {place.signal:.2g} ± {place.signal_error:.1g}"
+    if not place.cosine_share:
+        return f"{found}, so no signal can be told from 0"
+    turn = objectives.updates_until_signal(place.signal)
+    return f"{found}, so signal would overtake noise after {turn:,.0f} updates"
+
+
+def _measured(place: Position) -> str:
+    """Advise a learning rate for this µ from the drift at which a stage came into trouble."""
+    level = f"an ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} clipped tokens"
+    if math.isinf(place.batch_drift):
+        return (
+            f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}: nothing that was "
+            "measured limits the learning rate at this µ."
+        )
+    advised = place.advised
+    if advised is None:
+        return ""
+    found = f"A stage reached {level} at a drift of {place.batch_drift:.3g}."
+    limit, now = advised.stage_limit, f"(now {place.learning_rate:.2g})"
+    if place.learning_rate <= limit:
+        return f"{found} For µ = {place.lag} this allows a learning rate of up to {limit:.2g} {now}."
+    return (
+        f"{found} To stay below it, the advised learning rate for µ = {place.lag} is at most {limit:.2g} "
+        f"{now}; or keep the learning rate and use stages of {_shorter_stage(place)} updates."
+    )
+
+
+def _shorter_stage(place: Position) -> int:
+    """Return the longest stage whose predicted drift stays below R_batch at the current learning rate."""
+    size = place.update_size if place.growth is None else place.growth.update_size
+    moved = objectives.updates_until_drift(
+        place.batch_drift, place.learning_rate, size, place.share, place.momentum, most=place.lag
+    )
+    return max(int(min(moved, place.lag)) - 1, 1)
+
+
+def _fitted(place: Position, updates: int, fitted: objectives.StalenessFit) -> str:
+    share = place.share if math.isfinite(place.share) else 1.0
+    given = place.lag, updates, fitted.constants, share, place.momentum
+    limit = objectives.largest_learning_rate(*given)
+    side = {"stale": "of a stage", "horizon": "of the whole run"}[objectives.binding_constraint(*given)]
+    return (
+        f"Fitted to these runs: for this run a learning rate below {limit:.2g} (the drift {side} is the "
+        "tighter limit)."
+    )
+
+
+def _ordered(fitted: objectives.StalenessFit) -> str:
+    """Say by which quantity the runs that were too stale can be told from the others."""
+    wrong = fitted.runs_on_the_wrong_side
+    if not any(wrong):
+        return ""
+    counts = (
+        f"Runs on the wrong side of the best limit: {wrong.lag_times_rate} by S·η, "
+        f"{wrong.root_lag_times_rate} by √S·η, {wrong.stage_drift} by the predicted drift of a stage, "
+        f"{wrong.rate} by η alone"
+    )
+    by_rate = wrong.rate < min(wrong.lag_times_rate, wrong.root_lag_times_rate)
+    return counts + ("; the age of the data may not be what limits them." if by_rate else ".")
+
+
+def _reported(place: Position) -> str:
+    return (
+        f"For comparison: this run has S·η = {place.lag_times_rate:.2g} and T·η = "
+        f"{place.updates_times_rate:.2g}. The paper reports limits of {REPORTED.stale:.2g} and "
+        f"{REPORTED.horizon:.2g} for GRPO without protection on Llama-3.2-1B and 3B; they do not hold for "
+        "other methods and models."
+    )

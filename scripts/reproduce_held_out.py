@@ -1,0 +1,152 @@
+"""Limits of the staleness law that are fitted to some runs and checked on runs that were not fitted."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from reproduce_regimes import Run, measured_row, row_of
+
+from mugrpo_jax import objectives
+from mugrpo_jax.report import staleness_position as law
+
+
+class Walk(NamedTuple):
+    """How the drift of runs grows: the share of signal and the momentum, and G to make it a distance."""
+
+    signal: float
+    momentum: float
+    update_size: float
+
+    def of_stage(self, row: Run) -> float:
+        """The predicted drift of a stage."""
+        return self._drift(row, row["mu"], first_stage=False)
+
+    def of_run(self, row: Run, updates: float | None = None) -> float:
+        """The predicted drift since the start, after `updates` or after all updates of the run."""
+        return self._drift(row, row["updates"] if updates is None else updates, first_stage=True)
+
+    def _drift(self, row: Run, updates: float, *, first_stage: bool) -> float:
+        given = row["learning_rate"], self.update_size, self.signal, self.momentum
+        return float(objectives.drift(updates, *given, first_stage=first_stage))
+
+
+def walk_of(rows: Sequence[Run]) -> Walk:
+    """The median over runs of G and of the signal that explains the drift (0 if no run has a curve)."""
+    found = [measured_row(row) for row in rows]
+    signals = [fit.signal for run in found for fit in run.fits()]
+    sizes = [run.update_size for run in found if math.isfinite(run.update_size)]
+    return Walk(float(np.median(signals)) if signals else 0.0, found[0].momentum, float(np.median(sizes)))
+
+
+RULES: dict[str, Callable[[Walk, Run], float]] = {
+    "S·η": lambda walk, row: row["mu"] * row["learning_rate"],
+    "√S·η": lambda walk, row: math.sqrt(row["mu"]) * row["learning_rate"],
+    "η alone": lambda walk, row: row["learning_rate"],
+    "predicted drift of a stage": Walk.of_stage,
+    "predicted drift since the start": Walk.of_run,
+}
+
+
+def order_table(rows: Sequence[Run]) -> Iterable[str]:
+    """Which quantity tells runs that collapse from the others, if its limit may be chosen afterwards?"""
+    yield (
+        "| objective | runs | collapsed | on the wrong side of the best limit on: " + " | ".join(RULES) + " |"
+    )
+    yield f"|{'---|' * (3 + len(RULES))}"
+    for name, same in _by_objective(rows).items():
+        walk, bad = walk_of(same), [row["collapse"] is not None for row in same]
+        wrong = [objectives.best_split([rule(walk, row) for row in same], bad)[1] for rule in RULES.values()]
+        yield row_of(name, len(same), sum(bad), *wrong)
+
+
+def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
+    """Fit every limit to all µ but one, and predict which runs with the left-out µ collapse."""
+    yield "| objective | limit on | left-out runs told right | wrong | the wrong ones |"
+    yield f"|{'---|' * 5}"
+    for name, same in _by_objective(rows).items():
+        if len({row["mu"] for row in same}) < 2:
+            yield row_of(name, "–", "–", "–", f"only µ = {same[0]['mu']}: none can be left out")
+            continue
+        for rule, value in RULES.items():
+            right, wrong = 0, []
+            for others, left in _leave_one_lag_out(same):
+                walk = walk_of(others)
+                limit = _limit(walk, others, value)
+                for row in left if limit else ():
+                    if (value(walk, row) >= limit) == (row["collapse"] is not None):
+                        right += 1
+                    else:
+                        wrong.append(f"µ = {row['mu']}, η = {row['learning_rate']:.0e}")
+            yield row_of(name, rule, right, len(wrong), "; ".join(wrong) or "–")
+
+
+def time_table(rows: Sequence[Run]) -> Iterable[str]:
+    """When do the left-out runs collapse? By T·η, as in the paper, and by the drift that was measured."""
+    yield "| objective | µ | η | collapsed at | predicted, T·η | predicted, drift since the start |"
+    yield f"|{'---|' * 6}"
+    for name, same in _by_objective(rows).items():
+        if len({row["mu"] for row in same}) < 2:
+            continue
+        for others, left in _leave_one_lag_out(same):
+            walk = walk_of(others)
+            forms = walk._replace(signal=1.0), walk
+            for row in (row for row in left if row["collapse"] is not None):
+                told = [_update_of_collapse(form, others, row) for form in forms]
+                yield row_of(name, row["mu"], f"{row['learning_rate']:.0e}", row["collapse"], *told)
+
+
+def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
+    """Runs outside the grid, with another µ, η or length: does the limit of the grid hold for them?"""
+    arms = {"grpo-mu4": "grpo", "grpo-stale": "grpo", "mu_grpo": "mu_grpo"}
+    groups = _by_objective(rows)
+    known = [run for run in runs if arms.get(run["arm"]) in groups]
+    if not known:
+        return
+    yield "| run | seed | µ | η | updates | predicted drift since the start | tolerated | told | seen |"
+    yield f"|{'---|' * 9}"
+    for run in known:
+        same = groups[arms[run["arm"]]]
+        walk = walk_of(same)
+        limit = tolerated(walk, same)
+        mu, rate = run["batch"]["updates_per_stage"], run["optimizer"]["learning_rate"]
+        moved = walk.of_run({"learning_rate": rate, "updates": run["updates"]})
+        at, accuracy = ([line[name] for line in run["evaluations"]] for name in ("updates", "accuracy"))
+        fell = law.accuracy_collapse(at, accuracy) is not None
+        words = ["collapses" if bad else "holds" for bad in (moved >= limit, fell)]
+        cells = mu, f"{rate:.0e}", run["updates"], f"{moved:.2f}", f"{limit:.2f}"
+        yield row_of(run["arm"], run["seed"], *cells, *words)
+
+
+def tolerated(walk: Walk, rows: Sequence[Run]) -> float:
+    """The drift since the start that runs tolerate: that at collapses, but not below that of the others."""
+    bad = [row["collapse"] is not None for row in rows]
+    (low, high), _ = objectives.best_split([walk.of_run(row) for row in rows], bad)
+    at_collapse = [walk.of_run(row, row["collapse"]) for row in rows if row["collapse"] is not None]
+    return float(np.clip(np.median(at_collapse), low, high)) if at_collapse else math.inf
+
+
+def _update_of_collapse(walk: Walk, others: Sequence[Run], row: Run) -> str:
+    given = row["learning_rate"], walk.update_size, walk.signal, walk.momentum
+    limit = tolerated(walk, others)
+    told = objectives.updates_until_drift(limit, *given, first_stage=True, most=row["updates"])
+    return f"{told:.0f}" if math.isfinite(told) else "never"
+
+
+def _limit(walk: Walk, rows: Sequence[Run], value: Callable[[Walk, Run], float]) -> float:
+    """The best limit; 0 if all of these runs collapsed or none did, because then there is nothing to fit."""
+    bad = [row["collapse"] is not None for row in rows]
+    if all(bad) or not any(bad):
+        return 0.0
+    (low, high), _ = objectives.best_split([value(walk, row) for row in rows], bad)
+    return high if low == 0 else low * 1.001 if math.isinf(high) else math.sqrt(low * high)
+
+
+def _leave_one_lag_out(rows: Sequence[Run]) -> Iterable[tuple[list[Run], list[Run]]]:
+    for lag in sorted({row["mu"] for row in rows}):
+        yield [row for row in rows if row["mu"] != lag], [row for row in rows if row["mu"] == lag]
+
+
+def _by_objective(rows: Sequence[Run]) -> dict[str, list[Run]]:
+    names = dict.fromkeys(row["objective"] for row in rows)
+    return {name: [row for row in rows if row["objective"] == name] for name in names}
