@@ -99,7 +99,7 @@ def train(
     """Train the first policy in stages. Return the last policy and the metrics after every update.
 
     Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the diagnostics of all
-    objectives, the size `step` of the update, its `drift` since the stage began and the `cosine` of gradients.
+    objectives, the size `step` of the update, the `drift` in the stage and the `cosine` of gradients.
     """
     adam = optax.scale_by_adam(b2=0.9)
 

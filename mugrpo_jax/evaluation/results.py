@@ -17,6 +17,8 @@ from mugrpo_jax.runs.text_table import text_table
 from mugrpo_jax.tasks import Problem
 from mugrpo_jax.tasks.scoring import failure
 
+_LONGEST_ANSWER = 64  # most characters of an answer that is sent to other hosts
+
 
 @dataclass(frozen=True)
 class ScoredResponse:
@@ -83,13 +85,14 @@ class ResultsFile:
 
 
 def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
-    """Convert responses to short lists for the other hosts: no texts, and one `detail` per status."""
+    """Convert responses to short lists for other hosts: no texts, short answers, one `detail` per status."""
     told: set[str] = set()
     packed = []
     for row in rows:
         detail = "" if row.status in told else row.detail
         told.add(row.status)
-        packed.append([*dataclasses.astuple(dataclasses.replace(row, text="", detail=detail))])
+        answer = None if row.answer is None else row.answer[:_LONGEST_ANSWER]
+        packed.append([*dataclasses.astuple(dataclasses.replace(row, text="", answer=answer, detail=detail))])
     return packed
 
 

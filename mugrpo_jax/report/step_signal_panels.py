@@ -126,8 +126,8 @@ def signal_table(runs: Sequence[History], called: Sequence[str]) -> list[list[st
     bands = [f"{100 * band:g} %" for band in PARITY_BANDS]
     rows = [
         [
-            *("run", "stage", "signal in a gradient", "updates until signal > noise"),
-            *("drift exponent", "of a random walk", *(f"ρ within {band} at update 0" for band in bands)),
+            *("run", "stage", "signal", "signal > noise after"),
+            *("drift exponent", "of a random walk", *(f"ρ = 1 ± {band}" for band in bands)),
         ]
     ]
     for run, name in zip(runs, called):

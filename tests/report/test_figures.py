@@ -128,9 +128,7 @@ def test_signal_drift_and_parity_of_each_stage(run):
     smooth = panels.gradient_cosine([run])
     assert smooth.lines[1].y == pytest.approx([cosine[: i + 1].mean() for i in range(4)])
     header, first, *more = signal_table([run], ["run"])
-    assert len(more) == 2 and header[6:] == [
-        f"ρ within {band} at update 0" for band in ("0.1 %", "1 %", "5 %")
-    ]
+    assert len(more) == 2 and header[6:] == ["ρ = 1 ± 0.1 %", "ρ = 1 ± 1 %", "ρ = 1 ± 5 %"]
     share, error = objectives.signal_share(cosine.tolist())
     least = 1 / (share + 2 * error) - 1  # no signal could be measured
     assert first[:4] == ["run", "0", f"{share:.3f} ± {error:.3f}", f"more than {least:.0f}"]
