@@ -87,7 +87,7 @@ def rollouts(policy: Policy, updates: int, key: jax.Array) -> dict[str, jax.Arra
     return {name: array.reshape(updates, -1, *array.shape[1:]) for name, array in data.items()}
 
 
-@functools.partial(jax.jit, static_argnames=("objective", "updates_per_stage", "stages"))
+@functools.partial(jax.jit, static_argnames=("objective", "updates_per_stage", "stages", "watch"))
 def train(
     objective: Any,
     learning_rate: jax.Array | float,
@@ -95,11 +95,13 @@ def train(
     updates_per_stage: int,
     stages: int,
     seed: jax.Array | int = 0,
+    watch: bool = False,
 ) -> tuple[Policy, dict[str, jax.Array]]:
     """Train the first policy in stages. Return the last policy and the metrics after every update.
 
-    Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the diagnostics of all
-    objectives, the size `step` of the update, the `drift` in the stage and the `cosine` of gradients.
+    Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
+    size `ess` of the batch, the size `step` of the update, the `drift` since the stage began and the `cosine`
+    of consecutive gradients. With `watch`, also `objectives.diagnostics` without its quantiles.
     """
     adam = optax.scale_by_adam(b2=0.9)
 
@@ -108,10 +110,12 @@ def train(
 
         def loss(policy: Policy) -> Any:
             logp = log_probs(policy, batch["prompts"], batch["tokens"])
-            value, metrics = objective(logp, batch["logp"], batch["advantages"], batch["mask"])
-            found = objectives.diagnostics(logp, batch["logp"], batch["advantages"], batch["mask"])
-            found = {name: x for name, x in found.items() if not name.startswith("ratio_p")}  # slow quantiles
-            return value, found | {"ess": found["ess/tokens"], "vetoed": metrics.get("vetoed/tokens", 0.0)}
+            inputs = logp, batch["logp"], batch["advantages"], batch["mask"]
+            value, metrics = objective(*inputs)
+            ess = objectives.effective_sample_size(logp - batch["logp"], batch["mask"])
+            more = objectives.diagnostics(*inputs) if watch else {}
+            more = {name: x for name, x in more.items() if not name.startswith("ratio_p")}
+            return value, more | {"ess": ess, "vetoed": metrics.get("vetoed/tokens", 0.0)}
 
         gradient, found = jax.grad(loss, has_aux=True)(policy)
         direction, state = adam.update(gradient, state)

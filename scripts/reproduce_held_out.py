@@ -103,19 +103,40 @@ def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
     known = [run for run in runs if arms.get(run["arm"]) in groups]
     if not known:
         return
-    yield "| run | seed | µ | η | updates | predicted drift since the start | tolerated | told | seen |"
-    yield f"|{'---|' * 9}"
+    told = "told by T·η | told by the drift | seen"
+    yield f"| run | seed | µ | η | updates | predicted drift since the start | tolerated | {told} |"
+    yield f"|{'---|' * 10}"
+    right = np.zeros(2, int)
     for run in known:
         same = groups[arms[run["arm"]]]
-        walk = walk_of(same)
-        limit = tolerated(walk, same)
         mu, rate = run["batch"]["updates_per_stage"], run["optimizer"]["learning_rate"]
-        moved = walk.of_run({"learning_rate": rate, "updates": run["updates"]})
+        walk = walk_of(same)
+        straight, noisy = ((form, tolerated(form, same)) for form in (walk._replace(signal=1.0), walk))
+        row = {"learning_rate": rate, "updates": run["updates"]}
         at, accuracy = ([line[name] for line in run["evaluations"]] for name in ("updates", "accuracy"))
         fell = law.accuracy_collapse(at, accuracy) is not None
-        words = ["collapses" if bad else "holds" for bad in (moved >= limit, fell)]
-        cells = mu, f"{rate:.0e}", run["updates"], f"{moved:.2f}", f"{limit:.2f}"
-        yield row_of(run["arm"], run["seed"], *cells, *words)
+        bad = [*(form.of_run(row) >= limit for form, limit in (straight, noisy)), fell]
+        right += [told == fell for told in bad[:2]]
+        cells = mu, f"{rate:.0e}", run["updates"], f"{walk.of_run(row):.2f}", f"{noisy[1]:.2f}"
+        yield row_of(run["arm"], run["seed"], *cells, *("collapses" if it else "holds" for it in bad))
+    yield ""
+    yield f"Told right of {len(known)} runs: {right[0]} by T·η, {right[1]} by the drift."
+
+
+def advice_table(rows: Sequence[Run]) -> Iterable[str]:
+    """The largest learning rate for runs of several lengths, by T·η and by the drift as it was measured."""
+    lengths = (512, 1024, 4096)
+    heads = [f"{form}, {updates} updates" for form in ("η by T·η", "η by the drift") for updates in lengths]
+    yield f"| objective | tolerated drift | {' | '.join(heads)} |"
+    yield f"|{'---|' * (2 + len(heads))}"
+    for name, same in _by_objective(rows).items():
+        if all(row["collapse"] is None for row in same):
+            continue
+        walk, limits = walk_of(same), []
+        for form in (walk._replace(signal=1.0), walk):
+            given = form.signal, form.update_size, math.inf, tolerated(form, same), form.momentum
+            limits += [objectives.advise_learning_rate(n, n, *given).run_limit for n in lengths]
+        yield row_of(name, f"{tolerated(walk, same):.2f}", *(f"{limit:.1e}" for limit in limits))
 
 
 def tolerated(walk: Walk, rows: Sequence[Run]) -> float:

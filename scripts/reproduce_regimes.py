@@ -3,6 +3,7 @@
 A file of `reproduce_collect` that lacks a column has "–" in its row.
 """
 
+import collections
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -120,8 +121,25 @@ def regime_table(runs: Iterable[Measured]) -> Iterable[str]:
     predicted = "predicted / measured drift: noise alone | with the cosine | from the first quarter"
     yield f"| run | seed | µ | η | G | cosine | regime by it | {by_drift} | {predicted} |"
     yield f"|{'---|' * 14}"
+    columns = []
     for run in runs:
-        yield row_of(run.name, run.seed, run.lag, f"{run.learning_rate:.0e}", *_regime_cells(run))
+        columns.append(_regime_cells(run))
+        yield row_of(run.name, run.seed, run.lag, f"{run.learning_rate:.0e}", *columns[-1])
+    yield ""
+    yield from _regime_summary(columns)
+
+
+def _regime_summary(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """The table in a few lines: how many runs are in each regime, and how far predictions are off."""
+    for name, column in (("cosine", 2), ("drift", 6)):
+        found = collections.Counter(row[column] for row in rows if row[column] != "–")
+        counts = ", ".join(f"{regime} {count}" for regime, count in found.most_common())
+        yield f"Runs by the {name}: {counts or 'not recorded'}."
+    for name, column in (("noise alone", 7), ("the cosine", 8), ("the first quarter", 9)):
+        ratios = sorted(float(row[column]) for row in rows if row[column] != "–")
+        if ratios:
+            span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, median {np.median(ratios):.2f}"
+            yield f"Predicted / measured drift from {name}: {span}."
 
 
 def _regime_cells(run: Measured) -> list[str]:

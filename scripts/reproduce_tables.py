@@ -44,7 +44,8 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
     if grid:
         yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
-        for table in (held_out.order_table, held_out.held_out_table, held_out.time_table):
+        forms = held_out.order_table, held_out.held_out_table, held_out.time_table, held_out.advice_table
+        for table in forms:
             yield from [*table(grid), ""]
         yield from held_out.unseen_table([*runs, *_elsewhere(runs)], grid)
 

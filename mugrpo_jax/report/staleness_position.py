@@ -21,7 +21,7 @@ REPORTED = objectives.UNPROTECTED_GRPO
 ESS_LOSS, CLIPPED = 0.5, 0.2
 # A run has collapsed if its reward or accuracy falls below this share of the best value and stays there.
 COLLAPSED = 0.5
-_WINDOW = 8  # number of updates over which cosines are averaged, because a single cosine is noisy
+_WINDOW = 8  # number of updates over which noisy metrics are averaged
 # A shorter stage cannot tell signal from noise, because momentum makes all steps look parallel at first.
 SHORTEST_STAGE = 32
 
@@ -156,7 +156,10 @@ def _growth(run: History, drift: np.ndarray) -> tuple[objectives.DriftFit | None
 
 
 def _batch_drift(run: History) -> float:
-    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, infinity if none did."""
+    """Return the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, infinity if none did.
+
+    Means over `_WINDOW` updates are compared, because a single update can have a low ESS by chance.
+    """
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
     if not np.isfinite(drift).any():
         return math.nan
@@ -166,7 +169,9 @@ def _batch_drift(run: History) -> float:
     for part in run.stage_slices.values():
         for signal, level in ((1 - ess[part], ESS_LOSS), (clipped[part], CLIPPED)):
             known = np.isfinite(signal) & np.isfinite(drift[part])
-            found.append(objectives.drift_at_level(drift[part][known], signal[known], level))
+            window = min(_WINDOW, max(int(known.sum()) // 4, 1))  # short stages have no time to be noisy
+            moved, seen = (objectives.smoothed(x[known].tolist(), window) for x in (drift[part], signal))
+            found.append(objectives.drift_at_level(moved.tolist(), seen.tolist(), level))
     return min(found)
 
 

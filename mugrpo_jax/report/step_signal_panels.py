@@ -25,7 +25,7 @@ class StageSignal:
     Attributes:
       share, error: `objectives.signal_share` of the gradients, and its standard error.
       exponent: `objectives.drift_exponent` of the stage.
-      walk: the exponent that a random walk with the same momentum would have.
+      walk: the exponent that a random walk with the same momentum would have, see `effective_updates`.
       bands: {distance from 1: share of the tokens whose ratio was this close to 1 at staleness 0}.
     """
 
@@ -45,7 +45,8 @@ def stage_signal(run: History, stage: int) -> StageSignal:
     drift = np.full(int(np.nanmax(staleness)) + 1, np.nan)
     drift[staleness.astype(int)] = run.values("drift")[part]
     exponent = objectives.drift_exponent(drift.tolist())
-    walk = objectives.random_walk_drift(len(drift), run.config.optimizer.beta1)
+    momentum, first = run.config.optimizer.beta1, stage == run.config.stages.start
+    walk = objectives.effective_updates(np.arange(1, len(drift) + 1), 0.0, momentum, first_stage=first)
     bands = {band: run.values(f"within_{band}/tokens")[part.start] for band in PARITY_BANDS}
     return StageSignal(
         stage=stage,

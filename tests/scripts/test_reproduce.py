@@ -309,7 +309,8 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
         told = updates_until_drift(1.6, rate, 2000.0, 0.0, 0.9, first_stage=True, most=512)
         grid.append(grid_row(lag, rate, told if math.isfinite(told) else None))
     regimes = list(reproduce_regimes.regime_table(map(reproduce_regimes.measured_row, grid)))
-    cells = [cell.strip() for cell in regimes[-1].split("|")[1:-1] if cell != " 0 "]
+    assert regimes[-5:-3] == ["Runs by the cosine: noise 6, between 3.", "Runs by the drift: noise 9."]
+    cells = [cell.strip() for cell in regimes[-7].split("|")[1:-1] if cell != " 0 "]
     assert cells[:6] == ["grpo", "512", "3e-05", "2000", "0.0010 ± 0.0000", "between"]
     assert cells[6] == cells[7] and cells[8] == "noise"
     assert cells[9] == "1.00" and float(cells[10]) > 1.1 and cells[11] == "1.00"
