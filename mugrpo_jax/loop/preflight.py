@@ -94,12 +94,18 @@ def _used(config: RunConfig, count: int) -> Iterable[int]:
     return sorted({*warm, *map(int, order)})
 
 
-def warm_start_problems(config: RunConfig, count: int) -> range:
-    """Return the indices of the training problems whose solutions the warm start uses."""
+def warm_start_problems(config: RunConfig, count: int) -> list[int]:
+    """Return the indices of the training problems whose solutions the warm start uses.
+
+    If the warm start needs fewer than there are, it takes the last ones of a random order. The first stage
+    begins at the other end of the same order.
+    """
     settings = config.warm_start
-    if not settings.updates:
-        return range(0)
-    return range(count if settings.problems is None else min(settings.problems, count))
+    most = count if settings.problems is None else min(settings.problems, count)
+    needed = settings.updates * settings.rows_per_update
+    if needed >= most:
+        return list(range(most))
+    return sorted(map(int, training_order(config.seed, 0, most)[most - needed :]))
 
 
 def check_reward(config: RunConfig, task: Task) -> None:

@@ -18,16 +18,17 @@ from mugrpo_jax.report import panels
 from mugrpo_jax.report.colors import line_color, line_strength, nth_color
 from mugrpo_jax.report.panel_data import ACCURACY, Bars, Line, Panel
 from mugrpo_jax.report.run_history import History, names
+from mugrpo_jax.report.trigger_panels import triggered
 
 
 def overview(runs: Sequence[History]) -> Figure:
-    """Draw three panels in one figure: the learning curve, the veto or the clip, and the ESS."""
+    """Draw three panels in one figure: the learning curve, the triggers, and the veto or the clip."""
     figure = Figure(figsize=(10, 7), dpi=120, layout="constrained")
     top, left, right = figure.subplot_mosaic([["top", "top"], ["left", "right"]]).values()
     removed = panels.vetoed if any(run.has_veto for run in runs) else panels.clipped
-    for axes, panel in ((top, panels.learning), (left, removed), (right, panels.effective_sample_size)):
+    for axes, panel in ((top, panels.learning), (left, triggered), (right, removed)):
         draw(axes, panel(runs), runs)
-    _name_colors(figure, panels.effective_sample_size(runs), runs)
+    _name_colors(figure, triggered(runs), runs)
     return figure
 
 

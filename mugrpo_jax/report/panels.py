@@ -46,7 +46,8 @@ def _learning(runs: Sequence[History], over: str) -> Panel:
     for i, run in enumerate(runs):
         place = run.values("updates" if over == "updates" else "seconds/clock") / factor
         x, y, low, high = reduce(place, run.values("reward"), run_bins(run))
-        lines.append(Line(i, "training reward", x, y, low, high, style="dashed"))
+        if len(runs) == 1 or not run.evaluations:  # with several runs, only accuracies can be compared
+            lines.append(Line(i, "training reward", x, y, low, high, style="dashed"))
         if run.evaluations:
             lines.append(_accuracy(i, run, over, factor))
         if len(run.stage_slices) <= MOST_STAGES:

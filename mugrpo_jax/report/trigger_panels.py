@@ -20,6 +20,13 @@ def abandoned(runs: Sequence[History]) -> Panel:
     return for_all(runs, "Responses with a trigger", "share of responses", metrics, low=0, note=note)
 
 
+def triggered(runs: Sequence[History]) -> Panel:
+    """Panel: share of the wrong responses with a trigger, against staleness."""
+    note = "Share of the responses with A < 0 in which the ratio ρ of a token fell below 1e-4."
+    metrics = {"wrong, A < 0": "abandoned/negative_responses"}
+    return for_all(runs, "Wrong responses with a trigger", "share of responses", metrics, low=0, note=note)
+
+
 def pull_behind_trigger(runs: Sequence[History]) -> Panel:
     """Panel: the share of the pull on wrong responses that lies behind their first trigger."""
     note = (

@@ -25,12 +25,12 @@ FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 
 
 def make(config: ModelConfig, seed: int = 0):
-    """A model whose weights are far from their initial near-zero values, so that every part matters."""
+    """A model with random weights, also in the stacked biases, which start at zero: every part matters."""
     model, params = models.create(config, seed=seed)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     noisy = [
-        leaf * 4 + 0.05 * jax.random.normal(key, leaf.shape) if leaf.ndim > 1 else leaf
+        leaf + 0.05 * jax.random.normal(key, leaf.shape) if leaf.ndim > 1 else leaf
         for key, leaf in zip(keys, leaves)
     ]
     return model, jax.tree.unflatten(tree, noisy)
