@@ -8,7 +8,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
 from mugrpo_jax.loop.failed_rewards import check_failed
-from mugrpo_jax.loop.preflight import check_problems, dry_run
+from mugrpo_jax.loop.preflight import check_problems, dry_run, warm_start_problems
 from mugrpo_jax.runs.run_data import claim_data
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
@@ -66,6 +66,14 @@ def test_only_problems_that_the_run_uses_are_refused(place):
     few = ["batch.stages=1", "evaluation.problems=0"]
     used = {str(seed): checked_count(config(*few, f"seed={seed}")) for seed in range(24)}
     assert set(used.values()) == {2, None}  # with some seeds, a run of two prompts has no overlong one
+
+
+def test_a_warm_start_reads_only_the_solutions_that_it_trains_on():
+    short = config("warm_start.updates=3", "warm_start.rows_per_update=2")
+    chosen = warm_start_problems(short, 100)
+    assert len(set(chosen)) == 6 and chosen == sorted(chosen) and chosen != list(range(6))
+    assert warm_start_problems(short, 6) == [0, 1, 2, 3, 4, 5]
+    assert warm_start_problems(config("warm_start.updates=0"), 100) == []
 
 
 def checked_count(config):

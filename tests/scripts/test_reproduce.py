@@ -123,10 +123,35 @@ def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
         ("grpo-mu4-seed2", 4),
         ("mu_grpo-seed0", 1024),
     ]
+    rated = parse(["run", "--runs", "r", "--queue", "mu_grpo:0:2e-5", "--mu", "256"])
+    ((name, mu, keys),) = reproduce._arms(rated)
+    assert (name, mu) == ("mu_grpo-lr2e-05-seed0", 256) and "optimizer.learning_rate=2e-05" in keys
+    with pytest.raises(SystemExit):
+        parse(["run", "--runs", "r", "--queue", "mu_grpo:0:fast"])
     grid = list(reproduce._grid(parse(["grid", "--runs", "r"])))
     assert len(grid) == 16 and grid[3][0] == "law/mu_grpo-mu512-lr1e-06-seed0"
     with pytest.raises(SystemExit, match="not a multiple of µ = 1000"):
         reproduce._work(Path("x"), 1000, both, [], Path("model"))
+
+
+def test_stale_arms_replay_the_rollouts_of_the_first_one_of_their_seed():
+    arms = ["relaxed-no-veto", "grpo-mu4", "mu_grpo"]
+    given = ["run", "--runs", "r", "--replay", "--updates", "8", "--arms", *arms, "--seeds", "0", "1"]
+    arguments = reproduce._parser().parse_args([*given, "--mu", "8"])
+    settings = list(reproduce._arms(arguments))
+    works = [reproduce._work(Path(name), mu, arguments, keys, Path("model")) for name, mu, keys in settings]
+    first, others = reproduce._replays(works, arguments)
+    assert [work.folder.name for work in first] == ["relaxed-no-veto-seed0", "relaxed-no-veto-seed1"]
+    assert not first[0].dropped and others[0].dropped == reproduce.HEAVY
+    replayed = {work.folder.name: [k for k in map(str, work.command) if "replay" in k] for work in others}
+    assert replayed == {
+        "grpo-mu4-seed0": [],
+        "mu_grpo-seed0": ["replay.run=relaxed-no-veto-seed0"],
+        "grpo-mu4-seed1": [],
+        "mu_grpo-seed1": ["replay.run=relaxed-no-veto-seed1"],
+    }
+    with pytest.raises(SystemExit, match="needs a single stage"):
+        reproduce._replays(works, reproduce._parser().parse_args([*given, "--mu", "4"]))
 
 
 def test_a_short_stage_gets_no_more_slots_than_responses():
