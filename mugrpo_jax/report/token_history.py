@@ -83,7 +83,7 @@ def token_history(run: Path, *, stage: int | None = None, response: int | None =
     stage = config.stages[0] if stage is None else stage
     rollouts = _rollouts(run, config, stage)
     steps = _kept_steps(run, config, rollouts)
-    # The wrong response numbers are refused before weights are read.
+    # Here, so that a wrong number is refused before any weights are read.
     chosen = None if response is None else _response(config, rollouts, response)
     policies = _Policies(run, config)
     if chosen is None:

@@ -15,6 +15,7 @@ from mugrpo_jax.report.token_history import TokenHistory
 from mugrpo_jax.runs.text_table import text_table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
@@ -30,7 +31,10 @@ def check_ending(out: Path) -> None:
 
 
 def history_text(history: TokenHistory) -> str:
-    """Describe a history in the terminal: the response, and one line per checkpoint."""
+    """Describe a history in the terminal: the response, and one line per checkpoint.
+
+    The mean ratio behind the trigger is the geometric mean.
+    """
     rows = [["updates", "first trigger", "lowest ratio", "behind the trigger", "greedy text"]]
     for ratios, place, updates, text in zip(
         history.log_ratio, history.first_triggers, history.updates, history.texts
@@ -39,7 +43,9 @@ def history_text(history: TokenHistory) -> str:
         if place is not None:
             trigger = f"{place}: {_shown(history.pieces[place])!r}"
             suffix = ratios[place + 1 :]
-            behind = f"{len(suffix)} tokens" + (f", mean {_power(suffix.mean())}" if len(suffix) else "")
+            behind = f"{len(suffix)} tokens" + (
+                f", mean ratio {_power(suffix.mean())}" if len(suffix) else ""
+            )
         rows.append([str(updates), trigger, _power(ratios.min()), behind, _shown(text)])
     said = [
         _title(history),
@@ -68,43 +74,54 @@ def token_map(history: TokenHistory) -> "Figure":
     """
     from matplotlib.colors import LinearSegmentedColormap  # here, because matplotlib loads slowly
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
     checkpoints, tokens = history.log_ratio.shape
     width = min(max(0.19 * tokens, 4.0), 18.0)
     figure = Figure(figsize=(width + 6.0, 0.24 * checkpoints + 2.2), dpi=120, layout="constrained")
+    figure.suptitle(_title(history), x=0.01, ha="left", fontsize=10, fontweight="bold")
     axes = figure.subplots()
-    # Lightness falls with the ratio, so that the map also reads in black and white.
+    # The lower the ratio, the darker the colour, so that the map also reads in black and white.
     colors = LinearSegmentedColormap.from_list("ratio", ["#a63603", "#fd8d3c", "#fdd0a2", "#ffffff"])
     values = np.nan_to_num(history.log_ratio / math.log(10), nan=_LOW).clip(_LOW, _HIGH)
     image = axes.imshow(values, cmap=colors, vmin=_LOW, vmax=_HIGH, aspect="auto", interpolation="nearest")
-    for row, place in enumerate(history.first_triggers):
-        if place is not None:
-            axes.plot(place, row, marker="x", color="black", markersize=6, markeredgewidth=1.8)
-            look: Any = {"fill": False, "hatch": "////", "edgecolor": "0.25", "linewidth": 0.8}
-            axes.add_patch(Rectangle((place + 0.5, row - 0.5), tokens - place - 1, 1, **look))
-    beside: Any = {"fontsize": 7, "family": "monospace", "va": "center", "parse_math": False}
-    for row, text in enumerate(history.texts):
-        axes.annotate(_cut(text), (1, row), (6, 0), ("axes fraction", "data"), "offset points", **beside)
-    axes.set_yticks(range(checkpoints), map(str, history.updates), fontsize=8)
-    axes.set_ylabel("updates since the start of the stage", fontsize=9)
-    if tokens <= _NAMED:
-        marks = [_shown(piece) or "·" for piece in history.pieces]
-        axes.set_xticks(range(tokens), marks, rotation=90, fontsize=8, family="monospace", parse_math=False)
-    axes.set_xlabel("tokens of the stored response; × first trigger, //// tokens behind it", fontsize=9)
-    axes.set_title(_title(history), fontsize=10, loc="left", fontweight="bold", parse_math=False)
-    axes.annotate("greedy text", (1, 1), (6, 3), "axes fraction", "offset points", fontsize=8, color="0.3")
+    _mark_triggers(axes, history)
+    _label(axes, history)
     bar = figure.colorbar(image, ax=axes, location="left", shrink=0.8, pad=0.02)
     bar.set_label("log10 of policy / behavior", fontsize=8)
     return figure
 
 
+def _mark_triggers(axes: "Axes", history: TokenHistory) -> None:
+    from matplotlib.patches import Rectangle
+
+    look: Any = {"fill": False, "hatch": "////", "edgecolor": "0.25", "linewidth": 0.8}
+    for row, place in enumerate(history.first_triggers):
+        if place is not None:
+            axes.plot(place, row, marker="x", color="black", markersize=6, markeredgewidth=1.8)
+            behind = len(history.pieces) - place - 1
+            axes.add_patch(Rectangle((place + 0.5, row - 0.5), behind, 1, **look))
+
+
+def _label(axes: "Axes", history: TokenHistory) -> None:
+    plain: Any = {"family": "monospace", "parse_math": False}  # a dollar sign starts no formula
+    beside: Any = plain | {"fontsize": 7, "va": "center"}
+    for row, text in enumerate(history.texts):
+        axes.annotate(_cut(text), (1, row), (6, 0), ("axes fraction", "data"), "offset points", **beside)
+    axes.annotate("greedy text", (1, 1), (6, 3), "axes fraction", "offset points", fontsize=8, color="0.3")
+    axes.set_yticks(range(len(history.updates)), map(str, history.updates), fontsize=8)
+    axes.set_ylabel("updates since the start of the stage", fontsize=9)
+    if len(history.pieces) <= _NAMED:
+        marks = [_shown(piece) or "·" for piece in history.pieces]
+        turn = 90 if max(map(len, marks)) > 1 else 0
+        axes.set_xticks(range(len(marks)), marks, rotation=turn, fontsize=8, **plain)
+    axes.set_xlabel("tokens of the stored response; × first trigger, //// tokens behind it", fontsize=9)
+
+
 def _title(history: TokenHistory) -> str:
-    found = [place for place in history.first_triggers if place is not None]
     said = "no token becomes a trigger"
-    if found:
-        when = history.updates[next(i for i, place in enumerate(history.first_triggers) if place is not None)]
-        said = f"a trigger (ratio below {history.threshold:g}) appears by update {when}"
+    triggered = history.updates[history.triggers.any(axis=1)]
+    if len(triggered):
+        said = f"a trigger (ratio below {history.threshold:g}) appears by update {triggered[0]}"
     return (
         f"Response {history.response} of stage {history.stage} (reward {history.reward:g}, advantage "
         f"{history.advantage:.2f}): {said}"
@@ -112,7 +129,7 @@ def _title(history: TokenHistory) -> str:
 
 
 def _power(log_ratio: float) -> str:
-    return f"{math.exp(log_ratio):.1e}" if log_ratio > -700 else "0"
+    return "0" if log_ratio < -700 else f"{math.exp(log_ratio):.1e}"
 
 
 def _shown(text: str) -> str:

@@ -17,7 +17,11 @@ from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.loop.preflight import dry_run
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
+from mugrpo_jax.report import token_history as token_histories
+from mugrpo_jax.report.token_history import token_history
+from mugrpo_jax.rollouts import open_stage, read_groups
 from mugrpo_jax.runs import environment as environments
+from mugrpo_jax.sampling import generate
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
@@ -277,6 +281,65 @@ def test_rollouts_are_described(run, command):
     rewarded = round(journal(run, "stage")[1]["reward"] * 32)
     assert f"{rewarded} with a reward from 1 to 1" in shown and 0 < rewarded < 32
     assert "+" in shown  # the prompts, as text
+
+
+def test_a_response_is_followed_through_the_checkpoints_of_its_stage(run, command):
+    """Response 0 at updates 0 and 2; the run itself wrote some log-probs after update 2 into `samples`."""
+    sample = json.loads((run / "samples" / "stage-000.json").read_text())[0]
+    stage = open_stage(run / "rollouts" / "stage-000")
+    stored = [rollout for group in read_groups(stage) for rollout in group.rollouts]
+    number = next(
+        i
+        for i, rollout in enumerate(stored)
+        if np.allclose(rollout.logprobs[:9], sample["behavior"][:9], atol=1e-4)
+    )
+    found = token_history(run, stage=0, response=number)
+    assert found.updates.tolist() == [0, 2] and found.first_triggers == [None, None]
+    assert found.reward == sample["reward"] and found.pieces == sample["pieces"]
+    assert abs(found.log_ratio[0]).max() < 1e-4
+    moved = np.array(sample["logp"]) - sample["behavior"]
+    assert abs(moved).max() > 1e-3
+    np.testing.assert_allclose(found.log_ratio[1], moved, atol=2e-4)
+    (first,) = generate(trained_model(run, 0), [found.prompt], temperature=0.0, max_tokens=17, progress=False)
+    assert found.texts[0] == first["text"]
+    shown = command("rollouts", run, "--stage", 0, "--show", 32)[1]
+    assert f"response {number}: reward {found.reward:g}" in shown
+
+
+def test_a_planted_trigger_with_the_longest_suffix_is_followed(run, command, monkeypatch, tmp_path):
+    wrong = []
+
+    def planted(self, params, rows):
+        if len(rows) == 1:
+            return [np.zeros(len(rows[0].rollout.tokens), np.float32)]
+        wrong.extend(rows)
+        ratios = [np.zeros(len(row.rollout.tokens), np.float32) for row in rows]
+        ratios[0][-1] = -30.0  # a lower ratio, but nothing behind it
+        ratios[-1][-4] = -10.0
+        return ratios
+
+    monkeypatch.setattr(token_histories._Policies, "log_ratios", planted)
+    code, shown, _ = command("rollouts", run, "--history", "-o", tmp_path / "new" / "map.html")
+    assert code == 0 and "no token becomes a trigger" in shown
+    assert all(row.advantage < 0 for row in wrong) and len(wrong) > 1
+    chosen = int(shown.split()[1])
+    assert token_history(run, response=chosen).advantage == wrong[-1].advantage
+    assert wrong[-1].group.index == chosen // 4
+    assert wrong[-1].rollout == wrong[-1].group.rollouts[chosen % 4]
+    assert (tmp_path / "new" / "map.html").read_text().count("<svg") == 1
+
+
+def test_a_history_that_cannot_be_shown_is_refused_in_one_line(run, refused, tmp_path):
+    assert "no response 32; it has 0 to 31" in refused("rollouts", run, "--history", 32)
+    assert "no stage 2; it has 0, 1" in refused("rollouts", run, "--history", "--stage", 2)
+    assert "possible: .png, .svg" in refused("rollouts", run, "--history", "-o", tmp_path / "map.txt")
+    assert "add --history" in refused("rollouts", run, "-o", tmp_path / "map.png")
+    shutil.copy(run / "config.yaml", tmp_path)
+    assert "not complete yet" in refused("rollouts", tmp_path, "--history")
+    shutil.copytree(run / "rollouts", tmp_path / "rollouts")
+    message = refused("rollouts", tmp_path, "--history")
+    assert "keeps 0 of the checkpoints from update 0 to 2" in message
+    assert "checkpoints.every=16 checkpoints.keep_last=100 checkpoints.keep_stage_starts=true" in message
 
 
 def test_an_exported_model_is_the_trained_one(run, tmp_path, command):
