@@ -501,6 +501,10 @@ def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
     assert not same(final_params(tmp_path / "other", 4), final_params(run, 4))
     assert same(final_params(tmp_path / "other", 2), final_params(run, 2))
     assert "32 responses" in command("rollouts", tmp_path / "other")[1]
+    mine, theirs = (token_history(folder, stage=1, response=5) for folder in (tmp_path / "other", run))
+    assert mine.updates.tolist() == theirs.updates.tolist() == [0, 2]
+    np.testing.assert_array_equal(mine.log_ratio[0], theirs.log_ratio[0])
+    assert (mine.log_ratio[1] != theirs.log_ratio[1]).any()
 
 
 def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(run, tmp_path, command):
