@@ -98,9 +98,10 @@ def _texts(
 
 
 def _text(tokenizer: Tokenizer, group: Group, sample: int, rollout: Rollout) -> str:
+    number = group.index * len(group.rollouts) + sample
     title = (
-        f"  -- prompt {group.index} (problem {group.problem}), sample {sample}: reward {rollout.reward:g}, "
-        f"{len(rollout.tokens)} tokens, {_finish(rollout)}, {rollout.status}"
+        f"  -- prompt {group.index} (problem {group.problem}), sample {sample}, response {number}: "
+        f"reward {rollout.reward:g}, {len(rollout.tokens)} tokens, {_finish(rollout)}, {rollout.status}"
     )
     said = (tokenizer.decode(tokens.tolist()) for tokens in (group.prompt, rollout.tokens))
     return "\n".join([title, *("  " + line for text in said for line in text.split("\n"))])

@@ -17,7 +17,11 @@ from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.loop.preflight import dry_run
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
+from mugrpo_jax.report import token_history as token_histories
+from mugrpo_jax.report.token_history import token_history
+from mugrpo_jax.rollouts import open_stage, read_groups
 from mugrpo_jax.runs import environment as environments
+from mugrpo_jax.sampling import generate
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
@@ -279,6 +283,62 @@ def test_rollouts_are_described(run, command):
     assert "+" in shown  # the prompts, as text
 
 
+def test_a_response_is_followed_through_the_checkpoints_of_its_stage(run, command):
+    """The run itself wrote the log-probs of some responses after update 2 into `samples`."""
+    sample = json.loads((run / "samples" / "stage-000.json").read_text())[0]
+    stage = open_stage(run / "rollouts" / "stage-000")
+    stored = [rollout for group in read_groups(stage) for rollout in group.rollouts]
+    behavior = [[round(float(value), 4) for value in rollout.logprobs] for rollout in stored]
+    number = behavior.index(sample["behavior"])
+    found = token_history(run, stage=0, response=number)
+    assert found.updates.tolist() == [0, 2] and found.first_triggers == [None, None]
+    assert found.reward == sample["reward"] and found.pieces == sample["pieces"]
+    assert abs(found.log_ratio[0]).max() < 1e-4
+    moved = np.array(sample["logp"]) - sample["behavior"]
+    assert abs(moved).max() > 1e-3
+    np.testing.assert_allclose(found.log_ratio[1], moved, atol=2e-4)
+    (first,) = generate(trained_model(run, 0), [found.prompt], temperature=0.0, max_tokens=17, progress=False)
+    assert found.texts[0] == first["text"]
+    shown = command("rollouts", run, "--stage", 0, "--show", 32)[1]
+    assert f"response {number}: reward {found.reward:g}" in shown
+
+
+def test_a_planted_trigger_with_the_longest_suffix_is_followed(run, command, monkeypatch, tmp_path):
+    wrong = []
+
+    def planted(self, params, rows):
+        if len(rows) == 1:
+            return [np.zeros(len(rows[0].rollout.tokens), np.float32)]
+        wrong.extend(rows)
+        ratios = [np.zeros(len(row.rollout.tokens), np.float32) for row in rows]
+        ratios[0][-1] = -30.0  # a lower ratio, but nothing behind it
+        ratios[-1][-4] = -10.0
+        return ratios
+
+    monkeypatch.setattr(token_histories._Policies, "log_ratios", planted)
+    code, shown, _ = command("rollouts", run, "--history", "-o", tmp_path / "new" / "map.html")
+    assert code == 0 and "no token becomes a trigger" in shown
+    assert all(row.advantage < 0 for row in wrong) and len(wrong) > 1
+    chosen = int(shown.split()[1])
+    assert token_history(run, response=chosen).advantage == wrong[-1].advantage
+    assert wrong[-1].group.index == chosen // 4
+    assert wrong[-1].rollout == wrong[-1].group.rollouts[chosen % 4]
+    assert (tmp_path / "new" / "map.html").read_text().count("<svg") == 1
+
+
+def test_a_history_that_cannot_be_shown_is_refused_in_one_line(run, refused, tmp_path):
+    assert "no response 32; it has 0 to 31" in refused("rollouts", run, "--history", 32)
+    assert "no stage 2; it has 0, 1" in refused("rollouts", run, "--history", "--stage", 2)
+    assert "possible: .png, .svg" in refused("rollouts", run, "--history", "-o", tmp_path / "map.txt")
+    assert "add --history" in refused("rollouts", run, "-o", tmp_path / "map.png")
+    shutil.copy(run / "config.yaml", tmp_path)
+    assert "not complete yet" in refused("rollouts", tmp_path, "--history")
+    shutil.copytree(run / "rollouts", tmp_path / "rollouts")
+    message = refused("rollouts", tmp_path, "--history")
+    assert "keeps 0 of the checkpoints from update 0 to 2" in message
+    assert "checkpoints.every=16 checkpoints.keep_last=100 checkpoints.keep_stage_starts=true" in message
+
+
 def test_an_exported_model_is_the_trained_one(run, tmp_path, command):
     assert command("export", run, tmp_path / "out", "--step", 2)[0] == 0
     assert same(load_model(tmp_path / "out").params, final_params(run, 2))
@@ -441,6 +501,10 @@ def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
     assert not same(final_params(tmp_path / "other", 4), final_params(run, 4))
     assert same(final_params(tmp_path / "other", 2), final_params(run, 2))
     assert "32 responses" in command("rollouts", tmp_path / "other")[1]
+    mine, theirs = (token_history(folder, stage=1, response=5) for folder in (tmp_path / "other", run))
+    assert mine.updates.tolist() == theirs.updates.tolist() == [0, 2]
+    np.testing.assert_array_equal(mine.log_ratio[0], theirs.log_ratio[0])
+    assert (mine.log_ratio[1] != theirs.log_ratio[1]).any()
 
 
 def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(run, tmp_path, command):
