@@ -507,7 +507,10 @@ def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
     assert (mine.log_ratio[1] != theirs.log_ratio[1]).any()
 
 
-def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(run, tmp_path, command):
+def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(place, tmp_path, command):
+    run = tmp_path / "pairs"  # two responses per prompt often have the same reward
+    pairs = ["batch.responses_per_prompt=2", "batch.stages=1"]
+    assert command("train", place / "tiny.yaml", "--out", run, *pairs)[0] == 0
     keys = ["batch.equal_groups=drop", "overlong_buffer=17"]
     code, shown, _ = command("replay", run, *keys, "--stage", 0, "--out", tmp_path / "shaped")
     assert code == 0 and "groups with equal rewards are left out" in shown
