@@ -59,6 +59,7 @@ def setup(shape=(1, 1, 1), objective="mu_grpo", share=False):
     devices = jax.devices()[: data * fsdp * tensor]
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
     model, params = models.create(MODEL, mesh=mesh)
+    params = jax.tree.map(lambda leaf: 0.1 * leaf if leaf.ndim > 1 else leaf, params)  # gradients below 0.1
     optimizer = training.make_optimizer(SETTINGS, 10, model)
     with jax.set_mesh(mesh):
         state = training.make_state(params, optimizer, mesh, model, track_drift=True)
@@ -195,11 +196,10 @@ def test_any_mesh_gives_the_parameters_of_one_device(shape):
     expected, expected_metrics = step(copy(state), update(512))
     _, sharded_step, sharded = setup(shape)
     found, metrics = sharded_step(copy(sharded), update(512, multiple=shape[0] * shape[1]))
-    assert difference(expected.params, found.params) < 3e-5  # the first step of Adam is 0.01 for each weight
+    assert difference(expected.params, found.params) < 2e-5
     one = step.gradient(state, update(512))[0]
     many = sharded_step.gradient(sharded, update(512, multiple=shape[0] * shape[1]))[0]
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(one))
-    assert difference(one, many) < 1e-6 * largest
+    assert difference(one, many) < 1e-7
     for name in ("gradient_norm", "drift", "loss"):
         np.testing.assert_allclose(expected_metrics[name], metrics[name], rtol=1e-4, atol=1e-6)
     assert found.params["layers"]["q"].sharding.shard_shape((2, 32, 32)) == (
