@@ -1,4 +1,4 @@
-"""The config of a tiny run, on which the scripts that damage or kill runs try what must hold for all runs."""
+"""The config of a tiny run, on which scripts and tests that damage or kill runs try what must always hold."""
 
 TINY_RUN = """
 model:
@@ -13,7 +13,7 @@ batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, st
         tokens_per_micro_batch: 128, length_multiple: 16}
 optimizer: {learning_rate: 1.0e-3}
 warm_start: {updates: 4, rows_per_update: 8}
-evaluation: {problems: 6}
+evaluation: {problems: 6, every: 3}
 checkpoints: {every: 2, keep_last: 3}
 """
 UPDATES = 12

@@ -11,28 +11,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import yaml
+from tiny_run import TINY_RUN
 
 from mugrpo_jax import files, rollouts
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.training import checkpoint_folders, damage
-
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
-task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 6}, scorers: 0}
-sampling: {max_prompt_tokens: 8, max_response_tokens: 12, slots: 8, prompts_per_shard: 4}
-batch: {prompts_per_update: 2, responses_per_prompt: 4, updates_per_stage: 6, stages: 2,
-        tokens_per_micro_batch: 128, length_multiple: 16}
-optimizer: {learning_rate: 1.0e-3}
-warm_start: {updates: 4, rows_per_update: 8}
-evaluation: {problems: 6, every: 3}
-checkpoints: {every: 2, keep_last: 3}
-"""
 
 KILLS = [
     [("scoring", 20)],
@@ -74,10 +58,10 @@ def run(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(TINY_RUN)
     # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts. The
     # loss needs a reference policy, entropies and a proximal policy, which the checkpoint holds.
-    sparse = yaml.safe_load(CONFIG) | {
+    sparse = yaml.safe_load(TINY_RUN) | {
         "objective": {"name": "decoupled_ppo", "knobs": {"kl_coef": 0.1, "entropy_coef": 0.01}},
         "proximal_every": None,
         "checkpoints": {"every": 5, "keep_best": 0},
