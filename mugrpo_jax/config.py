@@ -285,8 +285,8 @@ class ReferenceSection(Section):
     )
 
 
-# Sections without effect on the results, so that a run may resume with other values.
-DISPLAY_SECTIONS = ("report", "tracking")
+# Keys without effect on the results, so that a run may resume with other values.
+WITHOUT_EFFECT = ("report", "tracking", "compile_cache")
 # Limits on which no stored rollout depends, so that a run may resume with other values too.
 CHANGEABLE_LIMITS = {
     "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed"),
@@ -328,6 +328,11 @@ class RunConfig(Section):
     )
     track_drift: bool = setting(
         True, "record parameter drift and gradient cosine; needs two more copies of the weights"
+    )
+    compile_cache: str = setting(
+        "auto",
+        "folder for compiled programs, which later runs load instead of compiling; auto: in the user's cache "
+        "folder, unless JAX_COMPILATION_CACHE_DIR names another; off: none",
     )
 
     def __post_init__(self) -> None:
@@ -424,10 +429,10 @@ class RunConfig(Section):
     def fixed_settings(self) -> dict[str, Any]:
         """Return the config as nested dicts without the keys that may change when a run resumes.
 
-        These are `DISPLAY_SECTIONS` and `CHANGEABLE_LIMITS`. If overlong prompts are dropped, the longest
+        These are `WITHOUT_EFFECT` and `CHANGEABLE_LIMITS`. If overlong prompts are dropped, the longest
         prompt decides which problems the run has, so `sampling.max_prompt_tokens` is fixed too.
         """
-        whole = {name: value for name, value in to_dict(self).items() if name not in DISPLAY_SECTIONS}
+        whole = {name: value for name, value in to_dict(self).items() if name not in WITHOUT_EFFECT}
         for section, names in CHANGEABLE_LIMITS.items():
             for name in names:
                 if name != "max_prompt_tokens" or self.sampling.overlong_prompts == "refuse":

@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+import reproduce_rates_figures
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -44,7 +45,9 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
     if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
     print("\n".join(tables(runs, grid, level)))
-    if runs:
+    if runs and all(run["rate"] for run in runs):
+        reproduce_rates_figures.draw(runs, results)
+    elif runs:
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if grid:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import reproduce_held_out as held_out
+import reproduce_rates as rates
 import reproduce_regimes as regimes
 from reproduce_regimes import Run, row_of
 
@@ -22,21 +23,25 @@ def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], l
     runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
     grid = results / "law.jsonl"
     return (
-        sorted(runs, key=lambda run: (arms.index(run["arm"]), run["seed"])),
+        sorted(runs, key=lambda run: (run["rate"] or 0, arms.index(run["arm"]), run["seed"])),
         _load_law(grid, level) if grid.exists() else [],
     )
 
 
 def _load(path: Path) -> Run:
+    """Read a run. Its `rate` is None unless its name has one, as the runs of several learning rates do."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     parts = {"evaluations": "evaluation", "bins": "updates"}
     found = {name: [line for line in lines if line["kind"] == kind] for name, kind in parts.items()}
-    return lines[0] | {"arm": lines[0]["run"].rsplit("-seed", 1)[0], "path": path} | found
+    arm, _, rate = lines[0]["run"].rsplit("-seed", 1)[0].partition("-lr")
+    return lines[0] | {"arm": arm, "rate": float(rate) if rate else None, "path": path} | found
 
 
 def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[str]:
     """The lines that `draw` prints."""
-    if runs:
+    if runs and all(run["rate"] for run in runs):
+        yield from rates.tables(runs)
+    elif runs:
         for compare in (_comparison_table, _distance_table, _worst_table, _time_table):
             if lines := list(compare(runs)):
                 yield from [*lines, ""]

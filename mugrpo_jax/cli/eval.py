@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> None:
     from mugrpo_jax import evaluation
     from mugrpo_jax.evaluation.benchmarks import benchmark, named_tasks
     from mugrpo_jax.runs import progress
+    from mugrpo_jax.runs.compile_cache import use_compile_cache
 
+    use_compile_cache()
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     tasks = named_tasks(arguments.task, arguments.option, arguments.out)
     results = []

@@ -38,8 +38,10 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo generate` with the parsed arguments."""
+    from mugrpo_jax.runs.compile_cache import use_compile_cache
     from mugrpo_jax.sampling import generate_file
 
+    use_compile_cache()
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     written = generate_file(arguments.model, arguments.prompts, arguments.out, **settings)
     print(f"{written} responses written to {arguments.out}")

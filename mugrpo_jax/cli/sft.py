@@ -23,6 +23,9 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo sft` with the parsed arguments."""
     from mugrpo_jax.loop import stages
+    from mugrpo_jax.runs.compile_cache import use_compile_cache
 
     with shared.join_hosts(arguments):
-        stages.warm_start(shared.load_config(arguments), shared.run_folder(arguments))
+        config = shared.load_config(arguments)
+        use_compile_cache(config.compile_cache)
+        stages.warm_start(config, shared.run_folder(arguments))

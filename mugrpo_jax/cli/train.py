@@ -49,7 +49,9 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to:
 
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, check_memory, plan_run
+    from mugrpo_jax.runs.compile_cache import use_compile_cache
 
+    use_compile_cache(config.compile_cache)
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)

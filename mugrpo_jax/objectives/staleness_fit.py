@@ -65,8 +65,9 @@ def fit_staleness(
 
     Args:
       runs: `FinishedRun`s, or plain tuples (lag, learning_rate, updates, collapse).
-      spread: runs that collapse for the same reason may differ in t·η by up to this factor. signal: c, the
-        share of signal in a gradient, see `signal_share` and `fit_drift`; 1 is the law of the paper.
+      spread: runs that collapse for the same reason may differ in t·η by up to this factor.
+      signal: c, the share of signal in a gradient, see `signal_share` and `fit_drift`; 1 is the law of the
+        paper.
       momentum: β₁ of Adam, which matters if `signal` is below 1.
 
     >>> runs = [(4, 1e-7, 100, None), (4, 1e-6, 100, 32), (16, 1e-6, 100, 32), (64, 1e-6, 100, 5)]
