@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -25,7 +26,7 @@ def use_compile_cache(setting: str = AUTO) -> Path | None:
     if setting == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return None
-    if chosen := jax.config.read("jax_compilation_cache_dir"):
+    if chosen := _setting("dir"):
         return Path(chosen)
     folder = (_user_cache() if setting == AUTO else Path(setting).expanduser().absolute()) / _machine()
     try:
@@ -40,9 +41,14 @@ def use_compile_cache(setting: str = AUTO) -> Path | None:
         ) from None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small programs take long too
-    if jax.config.read("jax_compilation_cache_max_size") == -1:  # JAX's default: no limit
+    if _setting("max_size") == -1:  # JAX's default: no limit
         jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     return folder
+
+
+def _setting(name: str) -> Any:
+    """What JAX now has, from the environment or from the code before us."""
+    return getattr(jax.config, f"jax_compilation_cache_{name}")
 
 
 def _user_cache() -> Path:
