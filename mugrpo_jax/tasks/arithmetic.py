@@ -5,7 +5,7 @@ import random
 from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task
 
-ARITHMETIC_ALPHABET = "0123456789+=,;"
+ARITHMETIC_ALPHABET = "0123456789+-=,;"
 
 
 def arithmetic(

@@ -260,9 +260,10 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
+        ("## SmolLM2-135M on chains", "## The quickstart", ["chains"]),
         ("### What came out", "### Five times", ["."]),
         ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
-        ("At the quickstart's learning rate", "At four times that", ["laptop"]),
+        ("At the learning rate of the config", "At four times that", ["laptop"]),
         ("At four times that", "With four stages", ["laptop-2e-4"]),
         ("With four stages", "## The staleness law", ["laptop-mu64"]),
         ("## The staleness law", "## Times", ["."]),

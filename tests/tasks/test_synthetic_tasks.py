@@ -107,6 +107,23 @@ def test_every_line_of_a_chain_follows_from_the_line_before():
         assert total == int(p.answer)
 
 
+@pytest.mark.parametrize("slips", [0.0, 0.4])
+def test_a_compact_chain_has_one_digit_totals_and_slips_only_at_a_3(slips):
+    slipped = threes = 0
+    for p in load_task("chains", compact=True, difficulty=9, slips=slips, train=300, test=5).train:
+        assert set(p.prompt + p.solution) <= set(ARITHMETIC_ALPHABET)
+        assert evaluate_expression(p.prompt[:-1])[0] == int(p.answer)
+        totals, said = p.solution.split(";")
+        totals = [int(p.prompt[0]), *map(int, totals.split(","))]
+        changes = [int(change) for change in re.findall(r"[+-]\d", p.prompt)]
+        assert len(totals) == 10 and len(changes) == 9 and said == str(totals[-1])
+        for before, change, after in zip(totals, changes, totals[1:]):
+            error = (after - before - change) % 10
+            assert error == 0 or (error == 1 and abs(change) == 3)
+            slipped, threes = slipped + error, threes + (abs(change) == 3)
+    assert abs(slipped / threes - slips) < 0.05
+
+
 def test_every_step_of_a_long_multiplication_is_right_and_every_row_is_added():
     for p in load_task("multiplication", difficulty=4, train=100, test=5).train:
         a, b = map(int, re.findall(r"\d+", p.prompt))
@@ -186,6 +203,8 @@ def test_countdown_uses_each_number_once_and_evaluates_nothing_else():
         ("countdown", {"train": -1}, "countdown: train is -1; possible: a whole number not below 0"),
         ("arithmetic", {"digits": 3}, "task 'arithmetic' has no option 'digits'; possible: seed, difficulty"),
         ("chains", {"slips": 5}, "chains: slips is 5; possible: a number from 0 to 1"),
+        ("chains", {"compact": True, "chat": True}, "chains: compact problems are plain text; possible: "),
+        ("chains", {"compact": "no"}, "chains: compact is 'no'; possible: true or false"),
         ("gsm", {}, "task is 'gsm'; possible: arithmetic, word_problems, countdown, chains, multiplication"),
     ],
 )
