@@ -28,7 +28,7 @@ def chains(
     that a step of a worked solution is wrong by 1 or 10; the later steps continue from the wrong number. The
     answers of the problems are always right. With `chat`, a prompt is a chat message, otherwise plain text.
 
-    With `compact`, the numbers are 1 to 3, all totals have one digit, and a worked solution has only the
+    With `compact`, the numbers are 1 to 3, all totals have one digit, and the answer is the list of all
     totals. This form is short enough for the tiny model, which reads one character at a time. Its slips are
     at steps with a 3, where the teacher counts one too many.
 
@@ -40,7 +40,7 @@ def chains(
     #### 191
     >>> problem = chains(difficulty=6, compact=True).train[0]
     >>> problem.prompt, problem.solution
-    ('3+2+2-1+3-1-1=', '5,7,6,9,8,7;7')
+    ('3+2+2-1+3-1-1=', '5,7,6,9,8,7')
     """
     check_integer("chains", "difficulty", difficulty, 1, 200)
     check_slips("chains", slips)
@@ -50,11 +50,10 @@ def chains(
     def draw_compact(rng: random.Random) -> tuple[str, Problem]:
         first, changes = _compact_chain(rng, difficulty)
         text = f"{first}" + "".join(f"{change:+d}" for change in changes)
-        solution = _totals(first, changes, slips, rng)
-        return text, Problem("", f"{text}=", str(first + sum(changes)), solution)
+        return text, Problem("", f"{text}=", _totals(first, changes), _totals(first, changes, slips, rng))
 
     if compact:
-        return generated_task("chains", draw_compact, "arithmetic", seed=seed, train=train, test=test)
+        return generated_task("chains", draw_compact, "exact", seed=seed, train=train, test=test)
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
         first, changes = _chain(rng, difficulty)
@@ -108,10 +107,10 @@ def _compact_chain(rng: random.Random, steps: int) -> tuple[int, list[int]]:
     return first, changes
 
 
-def _totals(first: int, changes: list[int], slips: float, rng: random.Random) -> str:
-    """Write the total after each step, then the answer. Behind a slip at 9 comes 0."""
+def _totals(first: int, changes: list[int], slips: float = 0.0, rng: random.Random | None = None) -> str:
+    """Write the total after each step. With an `rng`, steps with a 3 are wrong with probability `slips`."""
     totals = [first]
     for change in changes:
-        slip = rng.random() < slips and abs(change) == _HARD
+        slip = rng is not None and abs(change) == _HARD and rng.random() < slips
         totals.append((totals[-1] + change + slip) % 10)
-    return ",".join(map(str, totals[1:])) + f";{totals[-1]}"
+    return ",".join(map(str, totals[1:]))
