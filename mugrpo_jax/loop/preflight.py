@@ -98,9 +98,11 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
     """Return the indices of the training problems whose solutions the warm start uses.
 
     If the warm start needs fewer than there are, it takes the last ones of a random order. The first stage
-    begins at the other end of the same order.
+    begins at the other end of the same order. A replay has no warm start.
     """
     settings = config.warm_start
+    if config.replay.run is not None:
+        return []
     most = count if settings.problems is None else min(settings.problems, count)
     needed = settings.updates * settings.rows_per_update
     if needed >= most:

@@ -270,7 +270,7 @@ def test_another_config_in_the_same_folder_is_refused(run, place, refused):
     assert "seed (0 there, 3 here)" in message and "config.yaml" in message
 
 
-def test_rollouts_are_described(run, command):
+def test_rollouts_are_described(run, command, refused):
     code, shown, _ = command("rollouts", run)
     assert code == 0
     assert shown.count("32 responses to 8 prompts") == 2
@@ -281,6 +281,7 @@ def test_rollouts_are_described(run, command):
     rewarded = round(journal(run, "stage")[1]["reward"] * 32)
     assert f"{rewarded} with a reward from 1 to 1" in shown and 0 < rewarded < 32
     assert "+" in shown  # the prompts, as text
+    assert refused("rollouts", run, "--stage", 9) == f"{run}: no stage 9; it has 0, 1"
 
 
 def test_a_response_is_followed_through_the_checkpoints_of_its_stage(run, command):
@@ -524,6 +525,22 @@ def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(place, tm
     for there, here in zip(before, fewer):
         assert here["equal_groups"] == there["equal_groups"]
         assert (here["tokens"] < there["tokens"]) == (there["equal_groups"] > 0)
+
+
+def test_a_replay_does_no_warm_start_and_takes_no_knobs_of_another_objective(run, tmp_path, command, refused):
+    knobs = {"objective": {"name": "mu_grpo", "knobs": {"veto": "none", "clip_high": 3.0}}}
+    changed = yaml.safe_load((run / "config.yaml").read_text()) | knobs
+    changed["warm_start"]["updates"] = 3
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
+    (tmp_path / "rollouts").symlink_to(run / "rollouts")
+    dry = ["replay", tmp_path, "--out", tmp_path / "out", "--dry-run"]
+    code, shown, _ = command(*dry, "objective.name=grpo", "objective.knobs.clip_low=0.7")
+    assert code == 0 and "warm start" not in shown and "objective grpo" in shown
+    assert "objective grpo: the run's knobs of mu_grpo (clip_high: 3.0, veto: none) are not used" in shown
+    assert "are not used" not in command(*dry, "objective.knobs.clip_high=4")[1]
+    assert "grpo has no knob 'veto'" in refused(*dry, "objective.name=grpo", "objective.knobs.veto=none")
+    own = configs.changed(configs.load(tmp_path / "config.yaml"), ["objective.knobs={}"])
+    assert "warm start  3 updates" in str(planning.plan_run(own))
 
 
 def test_a_replay_of_another_policy_is_refused(run, place, tmp_path, refused):
