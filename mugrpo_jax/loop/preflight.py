@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import reward_name, run_scorer
@@ -36,8 +38,7 @@ def dry_run(config: RunConfig, folder: Path) -> str:
         return about
     check_data(folder, task.sources)
     checked, lengths = check_problems(config, task, run_model_tokenizer(config))
-    check_reward(config, checked)
-    return f"{about}\n{lengths}" if lengths else about
+    return "\n".join(filter(None, [about, lengths, check_reward(config, checked)]))
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:
@@ -53,10 +54,10 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
     sizes = _prompt_sizes([*train, *test], tokenizer)
     overlong = [(problem, size) for problem, size in zip([*train, *test], sizes) if size > limit]
     if overlong and not drop:
-        (first, size), longest = overlong[0], max(sizes)
+        first, size = overlong[0]
         raise ConfigError(
             f"{first}: its prompt has {size:,} tokens, sampling.max_prompt_tokens is {limit:,}; "
-            f"{len(overlong):,} of {len(sizes):,} prompts are too long, the longest has {longest:,} tokens; "
+            f"{len(overlong):,} of {len(sizes):,} prompts are too long ({_percentiles(sizes)}); "
             "raise the limit, or leave them out with sampling.overlong_prompts=drop"
         )
     if overlong:
@@ -69,10 +70,15 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
         solution_tokens(config, tokenizer, task.train[index])
     if not sizes:
         return task, ""
-    dropped = f"; {len(overlong):,} longer ones are left out" if overlong else ""
-    longest = max((size for size in sizes if size <= limit), default=0)
-    about = f"{len(sizes):,} checked, the longest has {longest:,} of {limit:,} tokens{dropped}"
+    over = f"{len(overlong):,} are over the limit and are left out" if overlong else "none is over the limit"
+    about = f"{len(sizes):,} checked, their tokens: {_percentiles(sizes)}; limit {limit:,}, {over}"
     return task, f"prompts     {about}"
+
+
+def _percentiles(sizes: Sequence[int]) -> str:
+    shown = {"median": 50, "95 %": 95, "99 %": 99, "longest": 100}
+    values = np.percentile(sizes, list(shown.values()), method="higher")
+    return ", ".join(f"{name} {value:,.0f}" for name, value in zip(shown, values))
 
 
 def _prompt_sizes(problems: Sequence[Problem], tokenizer: Tokenizer) -> list[int]:
@@ -110,15 +116,16 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
     return sorted(map(int, training_order(config.seed, 0, most)[most - needed :]))
 
 
-def check_reward(config: RunConfig, task: Task) -> None:
+def check_reward(config: RunConfig, task: Task) -> str:
     """Import the reward and call it once, with the answer of a problem as the response.
 
-    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails.
+    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails. Returns a line of
+    text about the result; empty if the reward was not called.
     """
     name, problems = reward_name(config, task), task.train or task.test
     load_reward(name)
     if name in REWARDS or config.task.max_failed == 1 or not problems:
-        return
+        return ""
     problem = problems[0]
     with run_scorer(config, task, workers=0 if config.task.scorers == 0 else 1) as scorer:
         score = scorer.submit(problem.solution or problem.answer, problem).result()
@@ -127,6 +134,7 @@ def check_reward(config: RunConfig, task: Task) -> None:
             f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "
             f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
         )
+    return f"reward      {name} gives {score.value:g} for the answer of {problem}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

@@ -22,6 +22,7 @@ from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
+from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config
@@ -129,9 +130,11 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
             check_data(path, task.sources)
-            task, _ = check_problems(config, task, run_model_tokenizer(config))
-            check_reward(config, task)
+            task, lengths = check_problems(config, task, run_model_tokenizer(config))
+            about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
         distributed.check_same("data", task.sources)
+        if about:
+            progress.say(about)
         with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)

@@ -200,8 +200,9 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
-    assert "; the first: '" in about_data and about_data.count("\n") == 2
-    assert "prompts     16 checked, the longest has 7 of 15 tokens\n" in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 3
+    assert "prompts     16 checked, their tokens: median 7, 95 % 7, 99 % 7, longest 7; limit 15" in about_data
+    assert "reward      cli_rewards:even gives 0 for the answer of problem arithmetic-train-" in about_data
 
 
 @pytest.mark.parametrize(
