@@ -28,6 +28,7 @@ def add(commands: shared.Commands) -> None:
         "--stage", type=shared.at_least(0), default=0, help="index of the stage, from 0 (default: 0)"
     )
     parser.add_argument("--out", type=shared.path, required=True, help="the new run's folder")
+    shared.add_overwrite(parser)
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
 
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     with shared.join_hosts(arguments):
         given = _without_old_knobs(read_config(arguments.source), arguments.overrides)
         config = configs.load(arguments.source / "config.yaml", [*given, *replay])
-        plan_and_train(config, arguments.out, dry_run=arguments.dry_run)
+        plan_and_train(config, arguments.out, dry_run=arguments.dry_run, overwrite=arguments.overwrite)
 
 
 def _without_old_knobs(config: "RunConfig", overrides: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from mugrpo_jax.rollouts.generate_rollouts import training_order
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_data
 from mugrpo_jax.runs.run_folder import check_config
+from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
@@ -28,17 +29,24 @@ _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
 
 
-def dry_run(config: RunConfig, folder: Path) -> str:
-    """Check everything that needs no download and no weights; return lines of text about the data."""
-    check_config(folder, config)
+def dry_run(config: RunConfig, folder: Path, *, overwrite: bool = False) -> str:
+    """Check everything that needs no download and no weights; return lines of text about the data.
+
+    With `overwrite`, also say whether the run in the folder would be moved.
+    """
+    if not overwrite:
+        check_config(folder, config)
     check_trackers(config, folder)
     check_weights(config.model.source)
     task, about = _local_task(config)
     if task is None:
         return about
-    check_data(folder, task.sources)
+    if not overwrite:
+        check_data(folder, task.sources)
     checked, lengths = check_problems(config, task, run_model_tokenizer(config))
-    return "\n".join(filter(None, [about, lengths, check_reward(config, checked)]))
+    reason = reason_to_move(folder, config, task.sources)
+    moved = reason and f"folder      {folder} would be moved to {place_beside(folder)}: {reason}"
+    return "\n".join(filter(None, [about, lengths, check_reward(config, checked), moved]))
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:

@@ -27,6 +27,7 @@ from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config
 from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
@@ -114,22 +115,27 @@ class RunContext:
 
 
 @contextlib.contextmanager
-def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> Iterator[RunContext]:
+def open_run(
+    config: RunConfig, path: Path, *, back_to: int | None = None, overwrite: bool = False
+) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
     With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
+    With `overwrite`, a run in the folder that cannot continue with this config is moved aside.
     """
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
-            check_config(path, config)
+            if not overwrite:
+                check_config(path, config)
             check_trackers(config, path)
             if config.replay.run is not None:
                 replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
-            check_data(path, task.sources)
+            if not overwrite:
+                check_data(path, task.sources)
             task, lengths = check_problems(config, task, run_model_tokenizer(config))
             about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
         distributed.check_same("data", task.sources)
@@ -139,6 +145,9 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)
         # After everything else: a config that cannot run must not claim the folder.
+        with distributed.together("overwrite"):
+            if overwrite and jax.process_index() == 0:
+                set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
         with distributed.together("data"):
             claim_data(path, task.sources)

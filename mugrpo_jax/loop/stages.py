@@ -30,12 +30,13 @@ from mugrpo_jax.loop.update_phase import check_loss, optimise
 from mugrpo_jax.training import Cursor
 
 
-def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Path:
+def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwrite: bool = False) -> Path:
     """Start or resume the run that `config` describes; return the folder of the run.
 
-    With `back_to`, a run goes back to its checkpoint after so many updates.
+    With `back_to`, a run goes back to its checkpoint after so many updates. With `overwrite`, a run in the
+    folder that cannot continue with this config is moved to a folder beside it.
     """
-    with open_run(config, folder, back_to=back_to) as run:
+    with open_run(config, folder, back_to=back_to, overwrite=overwrite) as run:
         check_loss(run)
         check_reference_weights(run)
         state, cursor = resume(run)
@@ -56,9 +57,9 @@ def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Pat
     return folder
 
 
-def warm_start(config: RunConfig, folder: Path) -> Path:
+def warm_start(config: RunConfig, folder: Path, *, overwrite: bool = False) -> Path:
     """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
-    with open_run(config, folder) as run:
+    with open_run(config, folder, overwrite=overwrite) as run:
         state, cursor = resume(run)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder

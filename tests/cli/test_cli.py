@@ -648,7 +648,9 @@ def test_no_file_in_the_working_folder_hides_a_package(run, tmp_path, monkeypatc
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mugrpo ")
 
 
-def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(place, tmp_path, refused):
+def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(
+    place, tmp_path, refused, command
+):
     raises = ["task.reward=cli_rewards:raises", "evaluation.problems=0", "batch.stages=1"]
     message = refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *raises)
     assert message.startswith("reward 'cli_rewards:raises' fails for problem arithmetic-train-")
@@ -660,6 +662,13 @@ def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(pla
     assert "most often: error (problem arithmetic-train-" in message and "ValueError: no answer" in message
     assert f"remove {tmp_path / 'run' / 'rollouts' / 'stage-000'} and start again" in message
     assert refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *some).startswith("stage 0: ")
+    # Rollouts are work, so another reward needs another folder, or --overwrite.
+    mended = ["train", place / "tiny.yaml", "--out", tmp_path / "run", *raises[1:]]
+    assert "task.reward ('cli_rewards:only_answers' there, 'cli_rewards:even' here)" in refused(*mended)
+    code, shown, _ = command(*mended, "--overwrite")
+    assert code == 0 and f"is now in {tmp_path / 'run.old-1'}, because of --overwrite: task.reward" in shown
+    assert (tmp_path / "run.old-1" / "rollouts" / "stage-000").is_dir()
+    assert len(journal(tmp_path / "run", "update")) == 2
 
 
 def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refused):

@@ -133,6 +133,7 @@ def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
     RunFolder(place / "run", mine)
     claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
     dry_run(mine, place / "run")
+    (place / "run" / "metrics.jsonl").write_text('{"kind": "stage", "updates": 0}\n')
     with (place / "train.jsonl").open("a") as file:
         file.write('{"question": "5+5=", "answer": "10"}\n')
     for start in (dry_run, stages.train):
@@ -140,6 +141,11 @@ def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
             start(mine, place / "run")
     with pytest.raises(ConfigError, match=r"seed \(0 there, 1 here\)"):
         dry_run(config("sampling.max_prompt_tokens=9", "seed=1"), place / "run")
+    told = dry_run(mine, place / "run", overwrite=True)
+    assert told.endswith(f"run would be moved to {place / 'run.old-1'}: train.jsonl has changed")
+    (place / "run" / "metrics.jsonl").unlink()  # nothing depends on the data yet
+    claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
+    assert "moved" not in dry_run(mine, place / "run", overwrite=True)
 
 
 def test_too_many_failed_rewards_are_one_line_with_the_most_frequent_reason():
