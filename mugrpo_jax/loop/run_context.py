@@ -29,6 +29,7 @@ from mugrpo_jax.runs.run_folder import RunFolder, check_config
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.stop import Stopped, StopRequest
+from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
@@ -43,6 +44,7 @@ class RunContext:
     Attributes:
       params: the initial weights; None once the training state contains them.
       resources: closes files, threads and trackers at the end of the run.
+      time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
@@ -61,6 +63,7 @@ class RunContext:
     stop: StopRequest
     report: LiveReport
     resources: contextlib.ExitStack
+    time_left: TimeLeft
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
@@ -161,12 +164,16 @@ def open_run(
         report = LiveReport(path, setup)
         resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         resources.callback(folder.journal.sync)
-        for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
+        time_left = TimeLeft(config)
+        trackers = [time_left, *open_trackers(config, path)] if jax.process_index() == 0 else []
+        for tracker in trackers:
             folder.journal.follow(tracker)
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
-        run = RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
+        run = RunContext(
+            folder, setup, params, task, optimizer, checkpoints, stop, report, resources, time_left
+        )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):
             yield run

@@ -21,12 +21,14 @@ from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.loop.ending import ending
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
 from mugrpo_jax.loop.reference_phase import check_reference_weights, keep_reference, reference_logprobs
 from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.update_phase import check_loss, optimise
+from mugrpo_jax.runs import progress
 from mugrpo_jax.training import Cursor
 
 
@@ -54,6 +56,7 @@ def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwr
             held_out_accuracy(run, state, cursor)  # before the report, which shows it
             run.report.after_stage(state.params, stage, rollouts)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
+    progress.say(ending(config, folder))
     return folder
 
 

@@ -1,5 +1,7 @@
 """Every command through `main`, on one tiny run that several tests share."""
 
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -95,7 +97,10 @@ def place(program_folder):
 
 @pytest.fixture(scope="module")
 def run(place):
-    assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
+    (place / "shown.txt").write_text(shown.getvalue())
     return place / "run"
 
 
@@ -264,6 +269,30 @@ def test_a_finished_run_is_left_as_it_is(run, place, command):
     code, shown, _ = command("train", place / "tiny.yaml", "--out", run)
     assert code == 0 and "2 stages" in shown
     assert (run / "metrics.jsonl").read_bytes() == before
+    assert f"{run}: this run is finished, all its updates are done" in shown and "continuing" not in shown
+    assert shown.endswith(ending((place / "shown.txt").read_text()))
+
+
+def ending(shown):
+    return shown[shown.index("finished    ") :]
+
+
+def test_a_run_ends_with_a_summary_and_says_before_how_long_it_will_take(run, place):
+    shown = (place / "shown.txt").read_text()
+    first, *_, last = (
+        f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}" for record in journal(run, "evaluation")
+    )
+    before, after = (f"{record['reward']:.3f}" for record in journal(run, "stage"))
+    lines = ending(shown).splitlines()
+    assert lines[0].startswith(f"finished    {run}: 2 stages, 4 updates, in ")
+    assert lines[1:] == [
+        f"accuracy    {first} before, {last} after (on held-out problems)",
+        f"reward      {before} before, {after} after (mean of the first and the last stage)",
+        f"report      {run / 'report.html'}",
+        f"next        mugrpo export {run} models/run",
+    ]
+    (line,) = [line for line in shown.splitlines() if line.startswith("stage 1: 32 responses")]
+    assert line.endswith(" left for the whole run")
 
 
 def test_another_config_in_the_same_folder_is_refused(run, place, refused):
