@@ -287,10 +287,13 @@ class ReferenceSection(Section):
 
 # Keys without effect on the results, so that a run may resume with other values.
 WITHOUT_EFFECT = ("report", "tracking", "compile_cache")
+# Keys on which nothing depends before the first response; a warm start is kept when they change.
+UNTIL_RESPONSES = ("task.reward", "sampling.max_response_tokens")
 # Limits on which no stored rollout depends, so that a run may resume with other values too.
 CHANGEABLE_LIMITS = {
     "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed"),
     "sampling": ("slots", "max_prompt_tokens"),
+    "optimizer": ("max_skipped",),
 }
 
 

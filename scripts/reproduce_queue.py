@@ -16,6 +16,8 @@ from typing import Any
 
 from reproduce_collect import last, say, summary
 
+from mugrpo_jax.cli.main import STOPPED
+
 ROOT = Path(__file__).resolve().parent.parent
 MUGRPO = (sys.executable, "-m", "mugrpo_jax")
 EVERY = 30.0  # seconds between two progress lines
@@ -114,12 +116,13 @@ class Queue:
         say(what="start", run=work.folder.name, updates=_updates(work))
 
     def _ended(self, work: Work, status: int) -> None:
+        early = status == 0 and work.updates is not None and _updates(work) < work.updates
+        if status == STOPPED or early:  # it was stopped from outside
+            self._tell_stopped(work, status)
+            return
         if status:
             self.failed.append(work.folder.name)
             say(what="failed", run=work.folder.name, status=status, log=str(work.log), tail=tail(work.log))
-            return
-        if work.updates is not None and _updates(work) < work.updates:  # it was stopped from outside
-            self._tell_stopped(work, status)
             return
         work.done.touch()
         for part in work.dropped:

@@ -189,8 +189,9 @@ def test_no_number_may_be_nan_or_infinite():
         for value in (".nan", ".inf", "-.inf"):
             with pytest.raises(ConfigError, match=f"{key}: must be a finite number, got"):
                 configs.load(None, [f"{key}={value}"])
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"knob 'clip_high' is {value}; possible: a finite number"):
+    for value in (float("nan"), float("inf"), 1e60):
+        message = re.escape(f"knob 'clip_high' is {value}; possible: a finite number of type float32")
+        with pytest.raises(ValueError, match=message):
             ObjectiveConfig("grpo", {"clip_high": value})
 
 

@@ -109,6 +109,16 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    """Add `--overwrite`, which moves a run with another config aside."""
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="if the folder holds a run with another config or other data, move that run to FOLDER.old-1 and "
+        "start anew; a run with the same config and data is continued as always",
+    )
+
+
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add `--dry-run`, which prints the plan and starts nothing."""
     parser.add_argument("--dry-run", action="store_true", help="print the plan, describe the data, then stop")

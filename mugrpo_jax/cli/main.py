@@ -15,11 +15,16 @@ from mugrpo_jax import __version__
 from mugrpo_jax.cli import eval as evaluate
 from mugrpo_jax.cli import export, generate, plan, replay, report, rollouts, sft, train
 
+STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
 COMMANDS = (train, sft, generate, evaluate, rollouts, replay, export, report, plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Execute one command and return its exit status; print an error that the user can fix and return 2."""
+    """Execute one command and return its exit status.
+
+    The status is 0 if the command did all its work, `STOPPED` if it was asked to stop before, and 2 after an
+    error that the user can fix, which is printed.
+    """
     arguments = parse(argv)
     _silence_background_threads()
     from mugrpo_jax.distributed import Stopped
@@ -27,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except Stopped:
-        return 0
+        print("mugrpo: stopped before the end; the same command continues", file=sys.stderr)
+        return STOPPED
     except KeyboardInterrupt:
         print("mugrpo: interrupted; the same command continues", file=sys.stderr)
         return 130
@@ -46,7 +52,7 @@ def program() -> NoReturn:
     After an error, the process ends at once, because threads of a failed save would keep it for minutes.
     """
     status = main()
-    if status:
+    if status not in (0, STOPPED):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,9 +1,14 @@
 """`mugrpo replay`: optimise a stage of a run again, with its stored rollouts."""
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mugrpo_jax.cli import arguments as shared
 from mugrpo_jax.cli.train import plan_and_train
+
+if TYPE_CHECKING:
+    from mugrpo_jax.config import RunConfig
 
 
 def add(commands: shared.Commands) -> None:
@@ -23,6 +28,7 @@ def add(commands: shared.Commands) -> None:
         "--stage", type=shared.at_least(0), default=0, help="index of the stage, from 0 (default: 0)"
     )
     parser.add_argument("--out", type=shared.path, required=True, help="the new run's folder")
+    shared.add_overwrite(parser)
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
 
@@ -35,6 +41,23 @@ def run(arguments: argparse.Namespace) -> None:
 
     replay = [f"replay.run={absolute(arguments.source)}", f"replay.stage={arguments.stage}"]
     with shared.join_hosts(arguments):
-        read_config(arguments.source)  # for its clear error if the folder is not a run
-        config = configs.load(arguments.source / "config.yaml", [*arguments.overrides, *replay])
-        plan_and_train(config, arguments.out, dry_run=arguments.dry_run)
+        given = _without_old_knobs(read_config(arguments.source), arguments.overrides)
+        config = configs.load(arguments.source / "config.yaml", [*given, *replay])
+        plan_and_train(config, arguments.out, dry_run=arguments.dry_run, overwrite=arguments.overwrite)
+
+
+def _without_old_knobs(config: "RunConfig", overrides: Sequence[str]) -> list[str]:
+    """Return the overrides; if they name another objective, they also remove the knobs of the run's own.
+
+    Knobs in the overrides themselves are kept.
+    """
+    from mugrpo_jax import config as configs
+    from mugrpo_jax.runs import progress
+
+    old, cleared = config.objective, ["objective.knobs={}", *overrides]
+    new = configs.changed(config, cleared).objective
+    if new.name == old.name or not old.knobs:
+        return list(overrides)
+    knobs = ", ".join(f"{name}: {value}" for name, value in old.knobs.items())
+    progress.say(f"objective {new.name}: the run's knobs of {old.name} ({knobs}) are not used")
+    return cleared

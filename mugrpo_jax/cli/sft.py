@@ -17,6 +17,7 @@ def add(commands: shared.Commands) -> None:
     )
     shared.add_config(parser)
     shared.add_run_folder(parser)
+    shared.add_overwrite(parser)
     shared.add_hosts(parser)
 
 
@@ -28,4 +29,4 @@ def run(arguments: argparse.Namespace) -> None:
     with shared.join_hosts(arguments):
         config = shared.load_config(arguments)
         use_compile_cache(config.compile_cache)
-        stages.warm_start(config, shared.run_folder(arguments))
+        stages.warm_start(config, shared.run_folder(arguments), overwrite=arguments.overwrite)

@@ -22,6 +22,7 @@ def add(commands: shared.Commands) -> None:
     )
     shared.add_config(parser)
     shared.add_run_folder(parser)
+    shared.add_overwrite(parser)
     shared.add_hosts(parser)
     shared.add_dry_run(parser)
     parser.add_argument(
@@ -40,10 +41,13 @@ def run(arguments: argparse.Namespace) -> None:
             shared.run_folder(arguments),
             dry_run=arguments.dry_run,
             back_to=arguments.back_to,
+            overwrite=arguments.overwrite,
         )
 
 
-def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None) -> None:
+def plan_and_train(
+    config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None, overwrite: bool = False
+) -> None:
     """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks."""
     import jax
 
@@ -56,11 +60,11 @@ def plan_and_train(config: "RunConfig", folder: Path, *, dry_run: bool, back_to:
     if jax.process_index() == 0:
         print(plan, flush=True)
         if dry_run:
-            print(preflight.dry_run(config, folder))
+            print(preflight.dry_run(config, folder, overwrite=overwrite))
     if dry_run:
         check_loss(plan)
         return
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         check_memory(plan)
-    stages.train(config, folder, back_to=back_to)
+    stages.train(config, folder, back_to=back_to, overwrite=overwrite)

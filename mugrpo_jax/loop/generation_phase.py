@@ -192,5 +192,9 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
     progress.say(
         f"stage {stage}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
         f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
+        f"{run.time_left.clause()}"
+    )
+    progress.say_equal_groups(
+        f"stage {stage}", manifest["equal_groups"], manifest["groups"], manifest["reward"] / responses
     )
     progress.say_unscored(f"stage {stage}", status, manifest.get("examples", {}))

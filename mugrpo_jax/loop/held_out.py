@@ -58,7 +58,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
     broken = "" if result.malformed is None else f", {result.malformed:.0%} malformed"
     progress.say(
         f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems; responses: "
-        f"{result.truncated:.0%} unfinished{broken})"
+        f"{result.truncated:.0%} unfinished{broken}){run.time_left.clause()}"
     )
     progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)
     run.pending.restart()

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import reward_name, run_scorer
@@ -17,6 +19,7 @@ from mugrpo_jax.rollouts.generate_rollouts import training_order
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_data
 from mugrpo_jax.runs.run_folder import check_config
+from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
@@ -26,18 +29,24 @@ _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
 
 
-def dry_run(config: RunConfig, folder: Path) -> str:
-    """Check everything that needs no download and no weights; return lines of text about the data."""
-    check_config(folder, config)
+def dry_run(config: RunConfig, folder: Path, *, overwrite: bool = False) -> str:
+    """Check everything that needs no download and no weights; return lines of text about the data.
+
+    With `overwrite`, also say whether the run in the folder would be moved.
+    """
+    if not overwrite:
+        check_config(folder, config)
     check_trackers(config, folder)
     check_weights(config.model.source)
     task, about = _local_task(config)
     if task is None:
         return about
-    check_data(folder, task.sources)
+    if not overwrite:
+        check_data(folder, task.sources)
     checked, lengths = check_problems(config, task, run_model_tokenizer(config))
-    check_reward(config, checked)
-    return f"{about}\n{lengths}" if lengths else about
+    reason = reason_to_move(folder, config, task.sources)
+    moved = reason and f"folder      {folder} would be moved to {place_beside(folder)}: {reason}"
+    return "\n".join(filter(None, [about, lengths, check_reward(config, checked), moved]))
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:
@@ -53,10 +62,10 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
     sizes = _prompt_sizes([*train, *test], tokenizer)
     overlong = [(problem, size) for problem, size in zip([*train, *test], sizes) if size > limit]
     if overlong and not drop:
-        (first, size), longest = overlong[0], max(sizes)
+        first, size = overlong[0]
         raise ConfigError(
             f"{first}: its prompt has {size:,} tokens, sampling.max_prompt_tokens is {limit:,}; "
-            f"{len(overlong):,} of {len(sizes):,} prompts are too long, the longest has {longest:,} tokens; "
+            f"{len(overlong):,} of {len(sizes):,} prompts are too long ({_percentiles(sizes)}); "
             "raise the limit, or leave them out with sampling.overlong_prompts=drop"
         )
     if overlong:
@@ -69,10 +78,15 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
         solution_tokens(config, tokenizer, task.train[index])
     if not sizes:
         return task, ""
-    dropped = f"; {len(overlong):,} longer ones are left out" if overlong else ""
-    longest = max((size for size in sizes if size <= limit), default=0)
-    about = f"{len(sizes):,} checked, the longest has {longest:,} of {limit:,} tokens{dropped}"
+    over = f"{len(overlong):,} are over the limit and are left out" if overlong else "none is over the limit"
+    about = f"{len(sizes):,} checked, their tokens: {_percentiles(sizes)}; limit {limit:,}, {over}"
     return task, f"prompts     {about}"
+
+
+def _percentiles(sizes: Sequence[int]) -> str:
+    shown = {"median": 50, "95 %": 95, "99 %": 99, "longest": 100}
+    values = np.percentile(sizes, list(shown.values()), method="higher")
+    return ", ".join(f"{name} {value:,.0f}" for name, value in zip(shown, values))
 
 
 def _prompt_sizes(problems: Sequence[Problem], tokenizer: Tokenizer) -> list[int]:
@@ -98,9 +112,11 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
     """Return the indices of the training problems whose solutions the warm start uses.
 
     If the warm start needs fewer than there are, it takes the last ones of a random order. The first stage
-    begins at the other end of the same order.
+    begins at the other end of the same order. A replay has no warm start.
     """
     settings = config.warm_start
+    if config.replay.run is not None:
+        return []
     most = count if settings.problems is None else min(settings.problems, count)
     needed = settings.updates * settings.rows_per_update
     if needed >= most:
@@ -108,15 +124,16 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
     return sorted(map(int, training_order(config.seed, 0, most)[most - needed :]))
 
 
-def check_reward(config: RunConfig, task: Task) -> None:
+def check_reward(config: RunConfig, task: Task) -> str:
     """Import the reward and call it once, with the answer of a problem as the response.
 
-    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails.
+    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails. Returns a line of
+    text about the result; empty if the reward was not called.
     """
     name, problems = reward_name(config, task), task.train or task.test
     load_reward(name)
     if name in REWARDS or config.task.max_failed == 1 or not problems:
-        return
+        return ""
     problem = problems[0]
     with run_scorer(config, task, workers=0 if config.task.scorers == 0 else 1) as scorer:
         score = scorer.submit(problem.solution or problem.answer, problem).result()
@@ -125,6 +142,7 @@ def check_reward(config: RunConfig, task: Task) -> None:
             f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "
             f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
         )
+    return f"reward      {name} gives {score.value:g} for the answer of {problem}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

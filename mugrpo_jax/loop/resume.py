@@ -21,7 +21,10 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
         state, cursor = run.checkpoints.restore(targets)
         run.journal.rewind(cursor.updates, cursor.journal)
         run.saved = cursor.updates
-        progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
+        if cursor.stage == config.stages.stop:
+            progress.say(f"{run.folder.folder}: this run is finished, all its updates are done")
+        else:
+            progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
         return state, cursor
     replayed = replay.restore_start(config, targets) if config.replay.run is not None else None
     if replayed is not None:

@@ -22,11 +22,14 @@ from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
+from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config
 from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.stop import Stopped, StopRequest
+from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
@@ -41,6 +44,7 @@ class RunContext:
     Attributes:
       params: the initial weights; None once the training state contains them.
       resources: closes files, threads and trackers at the end of the run.
+      time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
@@ -59,6 +63,7 @@ class RunContext:
     stop: StopRequest
     report: LiveReport
     resources: contextlib.ExitStack
+    time_left: TimeLeft
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
@@ -113,29 +118,39 @@ class RunContext:
 
 
 @contextlib.contextmanager
-def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> Iterator[RunContext]:
+def open_run(
+    config: RunConfig, path: Path, *, back_to: int | None = None, overwrite: bool = False
+) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
     With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
+    With `overwrite`, a run in the folder that cannot continue with this config is moved aside.
     """
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
-            check_config(path, config)
+            if not overwrite:
+                check_config(path, config)
             check_trackers(config, path)
             if config.replay.run is not None:
                 replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
-            check_data(path, task.sources)
-            task, _ = check_problems(config, task, run_model_tokenizer(config))
-            check_reward(config, task)
+            if not overwrite:
+                check_data(path, task.sources)
+            task, lengths = check_problems(config, task, run_model_tokenizer(config))
+            about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
         distributed.check_same("data", task.sources)
+        if about:
+            progress.say(about)
         with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)
         # After everything else: a config that cannot run must not claim the folder.
+        with distributed.together("overwrite"):
+            if overwrite and jax.process_index() == 0:
+                set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
         with distributed.together("data"):
             claim_data(path, task.sources)
@@ -149,12 +164,16 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
         report = LiveReport(path, setup)
         resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         resources.callback(folder.journal.sync)
-        for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
+        time_left = TimeLeft(config)
+        trackers = [time_left, *open_trackers(config, path)] if jax.process_index() == 0 else []
+        for tracker in trackers:
             folder.journal.follow(tracker)
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
-        run = RunContext(folder, setup, params, task, optimizer, checkpoints, stop, report, resources)
+        run = RunContext(
+            folder, setup, params, task, optimizer, checkpoints, stop, report, resources, time_left
+        )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):
             yield run

@@ -21,21 +21,24 @@ from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.loop.ending import ending
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
 from mugrpo_jax.loop.reference_phase import check_reference_weights, keep_reference, reference_logprobs
 from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.update_phase import check_loss, optimise
+from mugrpo_jax.runs import progress
 from mugrpo_jax.training import Cursor
 
 
-def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Path:
+def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwrite: bool = False) -> Path:
     """Start or resume the run that `config` describes; return the folder of the run.
 
-    With `back_to`, a run goes back to its checkpoint after so many updates.
+    With `back_to`, a run goes back to its checkpoint after so many updates. With `overwrite`, a run in the
+    folder that cannot continue with this config is moved to a folder beside it.
     """
-    with open_run(config, folder, back_to=back_to) as run:
+    with open_run(config, folder, back_to=back_to, overwrite=overwrite) as run:
         check_loss(run)
         check_reference_weights(run)
         state, cursor = resume(run)
@@ -53,12 +56,13 @@ def train(config: RunConfig, folder: Path, *, back_to: int | None = None) -> Pat
             held_out_accuracy(run, state, cursor)  # before the report, which shows it
             run.report.after_stage(state.params, stage, rollouts)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
+    progress.say(ending(config, folder))
     return folder
 
 
-def warm_start(config: RunConfig, folder: Path) -> Path:
+def warm_start(config: RunConfig, folder: Path, *, overwrite: bool = False) -> Path:
     """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
-    with open_run(config, folder) as run:
+    with open_run(config, folder, overwrite=overwrite) as run:
         state, cursor = resume(run)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder

@@ -102,7 +102,7 @@ def _record(
         "seconds": seconds,
     }
     run.journal.write(record)
-    bar.set_postfix(progress.headline(record), refresh=False)
+    bar.set_postfix(progress.headline(record) | run.time_left.headline(), refresh=False)
     bar.update()
     if run.first_skip is None and not math.isfinite(metrics["gradient_norm"]):
         run.first_skip = cursor.updates, metrics["loss"]

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,6 +31,8 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         )
     }
 )
+
+LARGEST = float(jnp.finfo(jnp.float32).max)
 
 # These keywords are arrays or statistics of a batch. They are passed in each call, so a config has none.
 _PER_CALL = (
@@ -99,8 +100,8 @@ class ObjectiveConfig:
                 raise ValueError(
                     f"knob {knob!r} is {value!r}; possible: a number, a string, a boolean or None"
                 )
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"knob {knob!r} is {value}; possible: a finite number")
+            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                raise ValueError(f"knob {knob!r} is {value}; possible: a finite number of type float32")
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.float32)
         wanted = ("reference_logp", "entropy", "proximal_logp")
         arrays = {name: tokens for name in wanted if name in inspect.signature(function).parameters}

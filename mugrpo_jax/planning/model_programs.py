@@ -39,7 +39,7 @@ def _start_programs(updates: UpdatePrograms) -> Iterator[Program]:
     else:
         yield program("load files", 0, None, made=state.params)
     fields = {"state": {"track_drift": config.track_drift, "proximal": config.proximal_dtype}}
-    if config.warm_start.updates:
+    if config.warm_start.updates and config.replay.run is None:
         fields["warm-start state"] = {"track_drift": False}
     for name, chosen in fields.items():
         make = training.state_maker(updates.optimizer, mesh, model, **chosen)

@@ -192,7 +192,7 @@ class RunPlan:
 
     def _warm_start(self) -> str:
         warm = self.config.warm_start
-        if not warm.updates:
+        if not warm.updates or self.config.replay.run is not None:  # a replay starts from a checkpoint
             return ""
         return f"{_count(warm.updates, 'update')} on {warm.rows_per_update} worked solutions each"
 

@@ -25,6 +25,8 @@ def describe_rollouts(
     with a reward in this closed interval are described.
     """
     config = read_config(run)
+    if stage is not None and stage not in config.stages:
+        raise ConfigError(f"{run}: no stage {stage}; it has {', '.join(map(str, config.stages))}")
     origin = run if config.replay.run is None else to_path(config.replay.run)
     tokenizer = run_model_tokenizer(config) if show else None
     parts = []

@@ -24,7 +24,8 @@ def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, sc
 def headline(record: dict[str, Any]) -> dict[str, str]:
     """Return the metrics of an update that the progress bar shows, formatted, by short name."""
     shares = {"clip": "clipped/tokens", "veto": "vetoed/tokens"}  # if the objective clips, vetoes
-    chosen = {"reward": "reward", **shares, "ess": "ess/tokens", "gap": "gap/tokens"}
+    # The difference to the behavior policy; only at the first update of a stage is it the sampler's error.
+    chosen = {"reward": "reward", **shares, "ess": "ess/tokens", "|log ratio|": "gap/tokens"}
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
@@ -39,6 +40,19 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
         total = sum(failed.values())
         answers = "1 answer" if total == 1 else f"{total} answers"
         say(f"{what}: {answers} could not be scored, counted as 0: {counts}")
+
+
+def say_equal_groups(what: str, equal: int, groups: int, reward: float) -> None:
+    """Print a line if the rewards are equal in most groups, because such groups have no gradient.
+
+    `reward` is the mean reward of all responses.
+    """
+    if 2 * equal > groups:
+        say(
+            f"{what}: in {equal:,} of {groups:,} groups all responses have the same reward (mean of all: "
+            f"{reward:.3f}), and these groups teach nothing; use easier or harder problems, a finer reward, "
+            "or more batch.responses_per_prompt"
+        )
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0, *, quiet: bool = False) -> Any:

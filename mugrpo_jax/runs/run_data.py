@@ -8,25 +8,32 @@ import jax
 
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import read_json_object, write_atomically
+from mugrpo_jax.runs.work_done import has_work
 
 
 def claim_data(run: Path, sources: Mapping[str, str]) -> None:
-    """Store the hashes of the data in a new run's folder; in an old folder, compare them.
+    """Store the hashes of the data in the folder of a run without work; in others, compare them.
 
     `sources` maps the name of a file or Hub dataset to a hash of its problems, as `Task.sources`.
     """
     check_data(run, sources)
-    if jax.process_index() == 0 and not (run / "data.json").exists():
+    if jax.process_index() == 0 and not ((run / "data.json").exists() and has_work(run)):
         write_atomically(run / "data.json", json.dumps(dict(sources), indent=1) + "\n")
 
 
 def check_data(run: Path, sources: Mapping[str, str]) -> None:
     """Raise an error that names the file if its problems differ from those that the run started with."""
+    for name in changed_data(run, sources):
+        raise ConfigError(
+            f"{name}: its problems have changed since the run in {run} was started; restore them, use "
+            "another --out, or move the run aside with --overwrite"
+        )
+
+
+def changed_data(run: Path, sources: Mapping[str, str]) -> list[str]:
+    """Return the names of the sources whose problems differ from those that a run with work started with."""
     stored = run / "data.json"
-    before = read_json_object(stored) if stored.exists() else dict(sources)
-    for name, digest in sources.items():
-        if before.get(name) != digest:
-            raise ConfigError(
-                f"{name}: its problems have changed since the run in {run} was started; restore them, or use "
-                "another --out"
-            )
+    if not stored.exists() or not has_work(run):
+        return []
+    before = read_json_object(stored)
+    return [name for name, digest in sources.items() if before.get(name) != digest]

@@ -1,6 +1,7 @@
 """The folder of a run: config, environment, journal, and the paths of the rollouts."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
@@ -8,9 +9,11 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import PATIENCE_S, make_folder, wait_for, write_atomically
+from mugrpo_jax.files import PATIENCE_S, make_folder, move_folder, wait_for, write_atomically
+from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
+from mugrpo_jax.runs.work_done import has_responses, has_work
 
 
 class RunFolder:
@@ -31,10 +34,12 @@ class RunFolder:
         path = self.folder / "config.yaml"
         if jax.process_index() > 0:
             _wait_for_text(path)
-        if path.exists():
-            check_config(self.folder, self.config)
-        else:
-            write_atomically(path, yaml.safe_dump(configs.to_dict(self.config), sort_keys=False))
+        check_config(self.folder, self.config)
+        if jax.process_index() > 0 or (path.exists() and has_responses(self.folder)):
+            return
+        if path.exists() and not has_work(self.folder) and _differing(path, self.config):
+            _move_leftovers(self.folder)
+        write_atomically(path, yaml.safe_dump(configs.to_dict(self.config), sort_keys=False))
 
     def stage_folder(self, stage: int) -> Path:
         """Return the folder with the rollouts of a stage."""
@@ -57,17 +62,42 @@ def _wait_for_text(path: Path) -> None:
 
 
 def check_config(folder: Path, config: RunConfig) -> None:
-    """Raise an error with the differing keys if a run in the folder was started with another config."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        return
-    mesh = {"mesh": None}
-    there, here = (run.fixed_settings() | mesh for run in (configs.load(path), config))
-    if differing := configs.differing_keys(there, here):
+    """Raise an error with the differing keys if the run in the folder depends on another config."""
+    if differing := differences(folder, config):
         raise ConfigError(
-            f"{path}: this run was started with another config: {'; '.join(differing)}; "
-            "use another --out, or the config it was started with"
+            f"{folder / 'config.yaml'}: this run was started with another config: {'; '.join(differing)}; "
+            "use another --out or the config it was started with, or move the run aside with --overwrite"
         )
+
+
+def differences(folder: Path, config: RunConfig) -> list[str]:
+    """Return the keys in which the config of the run in the folder differs, if anything depends on them.
+
+    While a run has done no work, nothing depends on its config. Before its first response, nothing depends on
+    the keys `UNTIL_RESPONSES`.
+    """
+    path = folder / "config.yaml"
+    if not path.exists() or not has_work(folder):
+        return []
+    return _differing(path, config, () if has_responses(folder) else configs.UNTIL_RESPONSES)
+
+
+def _differing(path: Path, config: RunConfig, free: Collection[str] = ()) -> list[str]:
+    """Return the keys in which the config at `path` differs, except those in `free`."""
+    there, here = (run.fixed_settings() | {"mesh": None} for run in (configs.load(path), config))
+    return [key for key in configs.differing_keys(there, here) if key.split(" ")[0] not in free]
+
+
+def _move_leftovers(folder: Path) -> None:
+    """Make room for a new start in the folder of a run that did no work."""
+    (folder / "sampler.json").unlink(missing_ok=True)
+    if not (folder / "checkpoints").exists():
+        return
+    make_folder(folder / "moved_away")
+    names = (folder / "moved_away" / f"initial-checkpoint-{count}" for count in range(10_000))
+    target = next(path for path in names if not path.exists())
+    move_folder(folder / "checkpoints", target)
+    progress.say(f"{folder}: its run did no work and starts anew; {target} can be deleted")
 
 
 def stage_folder(run: Path, stage: int) -> Path:

@@ -1,5 +1,7 @@
 """Every command through `main`, on one tiny run that several tests share."""
 
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -95,7 +97,10 @@ def place(program_folder):
 
 @pytest.fixture(scope="module")
 def run(place):
-    assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
+    (place / "shown.txt").write_text(shown.getvalue())
     return place / "run"
 
 
@@ -200,8 +205,9 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
-    assert "; the first: '" in about_data and about_data.count("\n") == 2
-    assert "prompts     16 checked, the longest has 7 of 15 tokens\n" in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 3
+    assert "prompts     16 checked, their tokens: median 7, 95 % 7, 99 % 7, longest 7; limit 15" in about_data
+    assert "reward      cli_rewards:even gives 0 for the answer of problem arithmetic-train-" in about_data
 
 
 @pytest.mark.parametrize(
@@ -263,6 +269,30 @@ def test_a_finished_run_is_left_as_it_is(run, place, command):
     code, shown, _ = command("train", place / "tiny.yaml", "--out", run)
     assert code == 0 and "2 stages" in shown
     assert (run / "metrics.jsonl").read_bytes() == before
+    assert f"{run}: this run is finished, all its updates are done" in shown and "continuing" not in shown
+    assert shown.endswith(ending((place / "shown.txt").read_text()))
+
+
+def ending(shown):
+    return shown[shown.index("finished    ") :]
+
+
+def test_a_run_ends_with_a_summary_and_says_before_how_long_it_will_take(run, place):
+    shown = (place / "shown.txt").read_text()
+    first, *_, last = (
+        f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}" for record in journal(run, "evaluation")
+    )
+    before, after = (f"{record['reward']:.3f}" for record in journal(run, "stage"))
+    lines = ending(shown).splitlines()
+    assert lines[0].startswith(f"finished    {run}: 2 stages, 4 updates, in ")
+    assert lines[1:] == [
+        f"accuracy    {first} before, {last} after (on held-out problems)",
+        f"reward      {before} before, {after} after (mean of the first and the last stage)",
+        f"report      {run / 'report.html'}",
+        f"next        mugrpo export {run} models/run",
+    ]
+    (line,) = [line for line in shown.splitlines() if line.startswith("stage 1: 32 responses")]
+    assert line.endswith(" left for the whole run")
 
 
 def test_another_config_in_the_same_folder_is_refused(run, place, refused):
@@ -270,7 +300,7 @@ def test_another_config_in_the_same_folder_is_refused(run, place, refused):
     assert "seed (0 there, 3 here)" in message and "config.yaml" in message
 
 
-def test_rollouts_are_described(run, command):
+def test_rollouts_are_described(run, command, refused):
     code, shown, _ = command("rollouts", run)
     assert code == 0
     assert shown.count("32 responses to 8 prompts") == 2
@@ -281,6 +311,7 @@ def test_rollouts_are_described(run, command):
     rewarded = round(journal(run, "stage")[1]["reward"] * 32)
     assert f"{rewarded} with a reward from 1 to 1" in shown and 0 < rewarded < 32
     assert "+" in shown  # the prompts, as text
+    assert refused("rollouts", run, "--stage", 9) == f"{run}: no stage 9; it has 0, 1"
 
 
 def test_a_response_is_followed_through_the_checkpoints_of_its_stage(run, command):
@@ -526,6 +557,22 @@ def test_a_replay_may_leave_out_what_has_no_signal_and_penalise_length(place, tm
         assert (here["tokens"] < there["tokens"]) == (there["equal_groups"] > 0)
 
 
+def test_a_replay_does_no_warm_start_and_takes_no_knobs_of_another_objective(run, tmp_path, command, refused):
+    knobs = {"objective": {"name": "mu_grpo", "knobs": {"veto": "none", "clip_high": 3.0}}}
+    changed = yaml.safe_load((run / "config.yaml").read_text()) | knobs
+    changed["warm_start"]["updates"] = 3
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
+    (tmp_path / "rollouts").symlink_to(run / "rollouts")
+    dry = ["replay", tmp_path, "--out", tmp_path / "out", "--dry-run"]
+    code, shown, _ = command(*dry, "objective.name=grpo", "objective.knobs.clip_low=0.7")
+    assert code == 0 and "warm start" not in shown and "objective grpo" in shown
+    assert "objective grpo: the run's knobs of mu_grpo (clip_high: 3.0, veto: none) are not used" in shown
+    assert "are not used" not in command(*dry, "objective.knobs.clip_high=4")[1]
+    assert "grpo has no knob 'veto'" in refused(*dry, "objective.name=grpo", "objective.knobs.veto=none")
+    own = configs.changed(configs.load(tmp_path / "config.yaml"), ["objective.knobs={}"])
+    assert "warm start  3 updates" in str(planning.plan_run(own))
+
+
 def test_a_replay_of_another_policy_is_refused(run, place, tmp_path, refused):
     out = ["--out", tmp_path / "out"]
     for override, named in (
@@ -630,7 +677,9 @@ def test_no_file_in_the_working_folder_hides_a_package(run, tmp_path, monkeypatc
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("mugrpo ")
 
 
-def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(place, tmp_path, refused):
+def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(
+    place, tmp_path, refused, command
+):
     raises = ["task.reward=cli_rewards:raises", "evaluation.problems=0", "batch.stages=1"]
     message = refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *raises)
     assert message.startswith("reward 'cli_rewards:raises' fails for problem arithmetic-train-")
@@ -642,6 +691,13 @@ def test_a_reward_that_always_fails_stops_the_run_before_and_while_it_scores(pla
     assert "most often: error (problem arithmetic-train-" in message and "ValueError: no answer" in message
     assert f"remove {tmp_path / 'run' / 'rollouts' / 'stage-000'} and start again" in message
     assert refused("train", place / "tiny.yaml", "--out", tmp_path / "run", *some).startswith("stage 0: ")
+    # Rollouts are work, so another reward needs another folder, or --overwrite.
+    mended = ["train", place / "tiny.yaml", "--out", tmp_path / "run", *raises[1:]]
+    assert "task.reward ('cli_rewards:only_answers' there, 'cli_rewards:even' here)" in refused(*mended)
+    code, shown, _ = command(*mended, "--overwrite")
+    assert code == 0 and f"is now in {tmp_path / 'run.old-1'}, because of --overwrite: task.reward" in shown
+    assert (tmp_path / "run.old-1" / "rollouts" / "stage-000").is_dir()
+    assert len(journal(tmp_path / "run", "update")) == 2
 
 
 def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refused):

@@ -14,7 +14,7 @@ import yaml
 from tiny_run import TINY_RUN
 
 from mugrpo_jax import files, rollouts
-from mugrpo_jax.cli.main import main
+from mugrpo_jax.cli.main import STOPPED, main
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.training import checkpoint_folders, damage
 
@@ -122,7 +122,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(base, tmp_path_factory, ki
 def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     folder = base / "terminated"
     stopped = run(folder, "before an update", 9, "term")
-    assert stopped.returncode == 0 and "stopping" in stopped.stdout, stopped.stderr
+    assert stopped.returncode == STOPPED and "stopping" in stopped.stdout, stopped.stderr
+    assert "mugrpo: stopped before the end; the same command continues" in stopped.stderr
     assert (
         folder / "checkpoints" / "000005"
     ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`
@@ -139,7 +140,7 @@ def kept(folder: Path) -> list[str]:
 def test_an_interrupted_evaluation_is_made_up_for_and_a_damaged_checkpoint_replaced(base):
     folder = base / "interrupted"
     stopped = run(folder, "scoring", 6 + 48 + 2, "term")  # the evaluation inside stage 0, after 3 updates
-    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.returncode == STOPPED, stopped.stderr
     assert "000003" in kept(folder) and "after 3 updates" not in stopped.stdout
     newest = folder / "checkpoints" / "000003" / "cursor" / "metadata"
     newest.write_text(newest.read_text().replace('"updates": 3', '"updates": 2'))

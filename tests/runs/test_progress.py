@@ -14,6 +14,22 @@ def test_the_numbers_behind_the_bar_change_every_64_responses():
         assert bar.n == 128 and "slots=50%, reward=0.500" in bar.postfix and "tok/s=" in bar.postfix
 
 
+def test_the_bar_calls_the_log_ratio_by_its_name():
+    assert progress.headline({"reward": 0.5, "gap/tokens": 0.25}) == {
+        "reward": "0.500",
+        "|log ratio|": "0.250",
+    }
+
+
+def test_a_stage_with_mostly_equal_rewards_says_so(capsys):
+    progress.say_equal_groups("stage 0", 32, 64, 0.5)
+    assert capsys.readouterr().out == ""
+    progress.say_equal_groups("stage 0", 33, 64, 0.02)
+    assert capsys.readouterr().out.startswith(
+        "stage 0: in 33 of 64 groups all responses have the same reward (mean of all: 0.020), and these"
+    )
+
+
 def test_responses_that_could_not_be_scored_are_printed(capsys):
     progress.say_unscored("stage 0", {"ok": 7, "error": 0}, {})
     assert capsys.readouterr().out == ""

@@ -34,8 +34,10 @@ what, folder = sys.argv[1], Path(sys.argv[2])
 (folder / "memory").write_text(os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"])
 if what == "fails":
     sys.exit("\\n".join(f"line {i}" for i in range(40)) + "\\rlast words")
+if what == "stopped":
+    sys.exit(3)
 if what == "waits" and not (folder / "half").exists():
-    signal.signal(signal.SIGTERM, lambda *_: ((folder / "half").touch(), sys.exit(0)))
+    signal.signal(signal.SIGTERM, lambda *_: ((folder / "half").touch(), sys.exit(3)))
     (folder / "ready").touch()
     time.sleep(60)
 time.sleep(float(what) if what[0].isdigit() else 0)
@@ -86,6 +88,10 @@ def test_runs_one_at_a_time_were_alone(work, monkeypatch):
 
 
 def test_a_run_that_left_before_its_last_update_is_not_done(work, capsys):
+    asked = work("b", "stopped")
+    outside = queue(jobs=1, seconds=60)
+    assert not outside.run([asked]) and not outside.failed and not asked.done.exists()
+    assert [(record["what"], record.get("status")) for record in said(capsys)][1:] == [("stopped", 3)]
     early = dataclasses.replace(work("a", dropped=("checkpoints",)), updates=5)
     (early.folder / "checkpoints").mkdir(parents=True)
     (early.folder / "metrics.jsonl").write_text('{"kind": "update", "updates": 4}\n')

@@ -1,0 +1,44 @@
+"""Say what came out of a run that has finished, and what to do next."""
+
+import shlex
+from pathlib import Path
+
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.runs.journal import read_journal
+from mugrpo_jax.runs.time_left import duration
+
+
+def ending(config: RunConfig, folder: Path) -> str:
+    """Return lines of text about a finished run: accuracy before and after, the report, the next command."""
+    records = list(read_journal(folder / "metrics.jsonl"))
+    updates = sum(record["kind"] == "update" for record in records)
+    spent = sum(record.get("seconds", {}).get("elapsed", 0.0) for record in records)
+    lines = {
+        "finished": f"{folder}: {len(config.stages)} stages, {updates:,} updates, in {duration(spent)}",
+        "accuracy": _change(
+            [
+                f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}"
+                for record in records
+                if record["kind"] == "evaluation"
+            ],
+            "on held-out problems",
+        ),
+        "reward": _change(
+            [f"{record['reward']:.3f}" for record in records if record["kind"] == "stage"],
+            "mean of the first and the last stage",
+        ),
+        "report": str(folder / "report.html") if (folder / "report.html").exists() else "",
+        "next": _next(config, folder),
+    }
+    return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
+
+
+def _change(values: list[str], what: str) -> str:
+    return f"{values[0]} before, {values[-1]} after ({what})" if len(values) > 1 else ""
+
+
+def _next(config: RunConfig, folder: Path) -> str:
+    run = shlex.quote(str(folder))
+    if config.replay.run is not None:
+        return f"mugrpo report {shlex.quote(config.replay.run)} {run} -o comparison.html"
+    return f"mugrpo export {run} {shlex.quote(f'models/{folder.name}')}"
