@@ -28,6 +28,15 @@ def headline(record: dict[str, Any]) -> dict[str, str]:
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
+def reward_parts(parts: Mapping[str, float]) -> str:
+    """Return a text about each of several rewards, to print behind their weighted sum.
+
+    >>> reward_parts({"math": 0.5, "mine:short": 1.0}), reward_parts({})
+    (' (math 0.5, mine:short 1)', '')
+    """
+    return f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""
+
+
 def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
     """Print how many responses have each failure status, with one example text per status."""
     failed = {name: count for name, count in status.items() if name != "ok" and count}

@@ -651,6 +651,27 @@ def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refu
     assert "its prompt has 7 tokens, sampling.max_prompt_tokens is 6; 24 of 24 prompts are too" in message
 
 
+def test_several_rewards_are_logged_stored_and_shown_each_by_itself(place, tmp_path, command):
+    rewards = "[{name: arithmetic, weight: 1}, {name: 'cli_rewards:even', weight: 0.25}]"
+    less = ["batch.stages=1", "evaluation.problems=2", "report.samples=0"]
+    out = ["--out", tmp_path / "run"]
+    code, shown, _ = command("train", place / "tiny.yaml", *out, f"task.reward={rewards}", *less)
+    assert code == 0
+    (stage,) = journal(tmp_path / "run", "stage")
+    even, right = stage["reward/cli_rewards:even"], stage["reward/arithmetic"]
+    assert 0 < even < 1 and stage["reward"] == pytest.approx(right + 0.25 * even)
+    assert journal(tmp_path / "run", "update")[0]["reward"] != right
+    for record in journal(tmp_path / "run", "evaluation"):
+        assert record["accuracy"] == record["reward/arithmetic"]  # the first reward says what is right
+        assert record["reward"] == record["accuracy"] + 0.25 * record["reward/cli_rewards:even"]
+    assert f" (arithmetic {right:.3g}, cli_rewards:even {even:.3g})" in shown
+    described = command("rollouts", tmp_path / "run", "--show", 2)[1]
+    assert f"cli_rewards:even: mean {even:.3f}; " in described
+    assert described.count(" (arithmetic ") == 2 == described.count(", cli_rewards:even ")
+    assert "0.25 × cli_rewards:even" in (tmp_path / "run" / "report.html").read_text()
+    assert command("train", place / "tiny.yaml", *out, f"task.reward={rewards}", *less)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("reward", "scorers", "status"), [("raises", 0, "error"), ("nan", 0, "invalid"), ("hangs", 2, "timeout")]
 )
