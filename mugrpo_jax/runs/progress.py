@@ -47,7 +47,7 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
         )
         total = sum(failed.values())
         answers = "1 answer" if total == 1 else f"{total} answers"
-        say(f"{what}: {answers} could not be scored, counted as 0: {counts}")
+        say(f"{what}: {answers} could not be scored; a failed reward counts as 0: {counts}")
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0, *, quiet: bool = False) -> Any:
