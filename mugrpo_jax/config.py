@@ -50,6 +50,11 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def required(meaning: str) -> Any:
+    """Return a dataclass field without a default; an entry of a list in a config must have it."""
+    return dataclasses.field(metadata={"meaning": meaning})
+
+
 class ConfigError(ValueError):
     """An error that the user can fix; its message names the key, file or argument and the remedy."""
 
@@ -108,6 +113,14 @@ class ModelSection(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightedReward(Section):
+    """One of several rewards. The reward of a response is the sum of weight × reward over all of them."""
+
+    name: str = required("a built-in reward, or your own module:function")
+    weight: float = required("factor of this reward in the sum; 0 only logs it, below 0 is a penalty")
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskSection(Section):
     """Where the problems come from and how responses are scored."""
 
@@ -116,11 +129,15 @@ class TaskSection(Section):
         "a generator (arithmetic, word_problems, countdown, chains, multiplication), a preset, or a source",
     )
     options: dict[str, Any] = setting({}, "options of the task")
-    reward: str | None = setting(None, "math, exact, or your own module:function; null: the task's reward")
+    reward: str | tuple[WeightedReward, ...] | None = setting(
+        None,
+        "math, exact, or your own module:function; null: the task's reward; or a list of {name, weight}: "
+        "the weighted sum of several, of which the first says whether a response is right",
+    )
     scorers: int | None = setting(
         None,
         "number of scoring processes; 0 scores in the main process, without a deadline; null: 0 for the fast "
-        "built-in rewards, one per usable processor for all others",
+        "built-in rewards, one per usable processor for all others; several rewards have so many each",
         least=0,
         most=4096,
     )
@@ -137,6 +154,23 @@ class TaskSection(Section):
         least=0,
         most=1,
     )
+
+    @property
+    def several_rewards(self) -> bool:
+        """Whether the reward is a list, so that each reward in it is stored and logged by itself."""
+        return isinstance(self.reward, tuple)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.reward, tuple):
+            return
+        if not self.reward:
+            raise ConfigError("reward: the list is empty; name a reward, or leave the key out")
+        names = [part.name for part in self.reward]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"reward: {twice[0]} is listed twice; list each reward once")
+        if not any(part.weight for part in self.reward):
+            raise ConfigError("reward: all weights are 0; at least one must not be")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -485,6 +519,9 @@ def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> A
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(fields)}"
             raise ConfigError(f"{source}: unknown key {prefix}{name}; {hint}")
         values[name] = _convert(hints[name], value, source, prefix + name)
+    for name, field in fields.items():
+        if field.default is field.default_factory is dataclasses.MISSING and name not in values:
+            raise ConfigError(f"{source}: {prefix}{name} is missing")
     try:
         return cls(**values)
     except ConfigError as error:
@@ -497,10 +534,16 @@ def to_dict(config: Any) -> dict[str, Any]:
     """Convert a config to nested dicts, as in a YAML file."""
     out = {}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        nested = dataclasses.is_dataclass(value)
-        out[field.name] = to_dict(value) if nested else dict(value) if isinstance(value, Mapping) else value
+        out[field.name] = _to_plain(getattr(config, field.name))
     return out
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -540,7 +583,8 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
         if dataclasses.is_dataclass(value):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{source}: {name} is a section with keys, got {value!r}")
+            keys = ", ".join(field.name for field in dataclasses.fields(hint))
+            raise ConfigError(f"{source}: {name} is a section with keys, got {value!r}; its keys: {keys}")
         return build(typing.cast(type, hint), value, source, name + ".")
     if origin is Literal:
         if value not in args:
@@ -549,7 +593,12 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _convert(next(arg for arg in args if arg is not type(None)), value, source, name)
+        plain, *lists = (arg for arg in args if arg is not type(None))
+        if lists and isinstance(value, Mapping):
+            raise ConfigError(f"{source}: {name} must be text or a list, got keys and values")
+        return _convert(lists[0] if isinstance(value, list) and lists else plain, value, source, name)
+    if origin is tuple:
+        return tuple(_convert(args[0], item, source, f"{name}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping) or hint is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{source}: {name} must be keys and values, got {value!r}")

@@ -4,7 +4,7 @@
     python scripts/plan_scaling.py --devices 8 16 32 64 128 256 512
     python scripts/plan_scaling.py --read docs/scaling.json     # the table and the figure, without compiling
 
-Prints a table and draws docs/scaling.png. FLOPs, traffic and messages are per device and micro-batch, read
+Prints a table and draws docs/scaling.png. FLOPs, traffic and collectives are per device and micro-batch, read
 from the compiled programs. Times are computed from the chip's peaks (`planning.Assumptions`).
 """
 
@@ -86,7 +86,7 @@ def times(record: dict[str, Any]) -> dict[str, float]:
 
 
 def break_even(record: dict[str, Any]) -> float:
-    """Tokens per device below which messages, whose size does not depend on them, outlast compute."""
+    """Tokens per device below which collectives, whose size does not depend on them, outlast compute."""
     seconds = times(record)
     return record["tokens"] * seconds["link"] / seconds["compute"]
 
@@ -125,7 +125,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Left: the time of a device in one micro-batch. Right: compute and messages over tokens per device."""
+    """Left: time of a device in one micro-batch. Right: compute and collectives over tokens per device."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,7 +149,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     right.axhline(1e3 * seconds["link"], color="tab:red", label="link")
     right.axvline(break_even(largest), color="gray", linestyle=":", label=f"{break_even(largest):.0f} tokens")
     right.set(xscale="log", yscale="log", xlabel="tokens on each chip", ylabel="ms a micro-batch")
-    right.set_title(f"{largest['devices']} chips: where messages overtake compute")
+    right.set_title(f"{largest['devices']} chips: where collectives overtake compute")
     right.legend()
     figure.savefig(path, dpi=120)
 

@@ -53,6 +53,23 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("model.remat=some", "model.remat must be one of none, dots, full, got 'some'"),
         ("model=tiny", "model is a section with keys, got 'tiny'"),
         ("task.options=3", "task.options must be keys and values, got 3"),
+        ("task.reward=[]", "task.reward: the list is empty; name a reward, or leave the key out"),
+        ("task.reward={math: 1}", "task.reward must be text or a list, got keys and values"),
+        ("task.reward=3", "task.reward must be text, got 3"),
+        ("task.reward=[math]", "task.reward[0] is a section with keys, got 'math'; its keys: name, weight"),
+        ("task.reward=[{name: math}]", "task.reward[0].weight is missing"),
+        ("task.reward=[{weight: 1}]", "task.reward[0].name is missing"),
+        ("task.reward=[{name: math, wight: 1}]", "did you mean task.reward[0].weight?"),
+        (
+            "task.reward=[{name: math, weight: heavy}]",
+            "task.reward[0].weight must be a number, got 'heavy'",
+        ),
+        ("task.reward=[{name: math, weight: .inf}]", "task.reward[0].weight: must be a finite number"),
+        (
+            "task.reward=[{name: math, weight: 1}, {name: math, weight: 2}]",
+            "task.reward: math is listed twice; list each reward once",
+        ),
+        ("task.reward=[{name: math, weight: 0}]", "task.reward: all weights are 0; at least one must not be"),
         ("batch.stages=0", "batch.stages: must be at least 1, got 0"),
         ("batch.responses_per_prompt=1", "batch.responses_per_prompt: must be at least 2, got 1"),
         ("batch.epochs_per_stage=0", "batch.epochs_per_stage: must be at least 1, got 0"),
@@ -205,3 +222,16 @@ def test_limits_may_change_when_a_run_resumes_and_nothing_that_decides_its_data(
     assert configs.load(file, longer).rollout_fingerprint() == before.rollout_fingerprint()
     drop = ["sampling.overlong_prompts=drop"]  # then the limit decides which problems there are
     assert configs.load(file, drop).fingerprint() != configs.load(file, drop + longer).fingerprint()
+
+
+def test_several_rewards_survive_the_way_to_a_file_and_back():
+    several = "task.reward=[{name: math, weight: 1}, {name: 'mine:short', weight: -1e-1}]"
+    config = configs.load(None, [several])
+    assert [(part.name, part.weight) for part in config.task.reward] == [("math", 1.0), ("mine:short", -0.1)]
+    plain = configs.to_dict(config)
+    assert plain["task"]["reward"][1] == {"name": "mine:short", "weight": -0.1}
+    assert configs.build(configs.RunConfig, plain, "again") == config
+    assert configs.load(None, [several.replace("-1e-1", "1")]).rollout_fingerprint() != (
+        config.rollout_fingerprint()
+    )
+    assert configs.load(None, ["task.reward=math"]).task.reward == "math"

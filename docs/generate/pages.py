@@ -67,6 +67,8 @@ def _type(hint: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     optional = len(args) < len(typing.get_args(hint))
+    if optional and len(args) > 1:
+        return f"{_type(args[0])}, list or null"
     if optional:
         return f"{_type(args[0])} or null"
     names = {int: "integer", float: "number", str: "text", bool: "true or false"}

@@ -13,10 +13,10 @@ def add(commands: shared.Commands) -> None:
         "plan",
         run,
         help="predict what a run will do and how much memory and time it needs",
-        more="Shows updates, tokens, compiled programs, sampler, memory and disk for the devices of this "
-        "machine; of the model, only the shape is read. With --topology, the plan compiles all programs for "
-        "other devices, which this machine need not have. It then also shows FLOPs, collectives, hours, and "
-        "what to change if the run does not fit into memory.",
+        more="The first line says whether the run fits. Below it are updates, tokens, compiled programs, "
+        "sampler, memory and disk for the devices of this machine; of the model, only the shape is read. "
+        "With --topology, the plan compiles all programs for other devices, which this machine need not "
+        "have. It then also shows FLOPs, collectives, hours, and what to change if the run does not fit.",
         example="mugrpo plan configs/quickstart.yaml --topology v5e:2x2",
     )
     shared.add_config(parser)

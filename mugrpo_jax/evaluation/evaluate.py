@@ -154,7 +154,8 @@ def score_problems(
         missing.remove(key)
         answer = None if answer_of is None else answer_of(response.text)
         problem = problems[response.index].id
-        results.add(ScoredResponse(problem=problem, answer=answer, **vars(score), **vars(response)))
+        scored = {**vars(score), "parts": dict(score.parts)}
+        results.add(ScoredResponse(problem=problem, answer=answer, **scored, **vars(response)))
     if missing and stopped():
         return None
     if missing:

@@ -29,6 +29,7 @@ class ScoredResponse:
       sample: number of the response to this problem, from 0.
       problem: id of the problem.
       value, status, detail: as in `tasks.Score`.
+      parts: with several rewards, the value of each; the first says whether the response is right.
       answer: the answer in the response; None if it has none, or if nobody looked.
       finish_reason: `stop`, or `length` if the response reached the length limit.
       length: number of tokens.
@@ -45,6 +46,12 @@ class ScoredResponse:
     finish_reason: str
     length: int
     text: str
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def correctness(self) -> float:
+        """The value that says whether the response is right: with several rewards, that of the first."""
+        return next(iter(self.parts.values()), self.value)
 
 
 class ResultsFile:
@@ -117,6 +124,8 @@ class EvalResult:
       statuses: number of responses with each scoring status.
       per_problem: for each metric, its value for each problem.
       examples: for each status except `ok`, the problem and detail of the first such response.
+      reward: mean reward of the responses; with several rewards, of their weighted sum.
+      reward_parts: with several rewards, the mean of each, without its weight.
     """
 
     name: str
@@ -129,10 +138,12 @@ class EvalResult:
     statuses: dict[str, int]
     per_problem: dict[str, list[float]]
     examples: dict[str, str]
+    reward: float
+    reward_parts: dict[str, float]
 
     @property
     def accuracy(self) -> Estimate:
-        """The metric avg@k, which is the mean reward, with k = `samples`."""
+        """The metric avg@k, which is the mean reward (of several rewards, the first), with k = `samples`."""
         return self.metrics[f"avg@{self.samples}"]
 
     def as_json(self) -> str:
@@ -158,7 +169,7 @@ def summarise(
       confidence: level of the confidence intervals.
     """
     groups = [rows[i : i + samples] for i in range(0, len(rows), samples)]
-    values = [[row.value for row in group] for group in groups]
+    values = [[row.correctness for row in group] for group in groups]
     correct = [sum(value >= statistics.CORRECT for value in group) for group in values]
     per_problem = {f"avg@{samples}": [statistics.average_at_k(group) for group in values]}
     per_problem |= {f"pass@{k}": [statistics.pass_at_k(samples, c, k) for c in correct] for k in ks}
@@ -179,6 +190,8 @@ def summarise(
         statuses=dict(sorted(Counter(row.status for row in rows).items())),
         per_problem=per_problem,
         examples={row.status: failure(row.problem, row.detail) for row in reversed(failures)},
+        reward=float(np.mean([row.value for row in rows])),
+        reward_parts={name: float(np.mean([row.parts[name] for row in rows])) for name in rows[0].parts},
     )
 
 

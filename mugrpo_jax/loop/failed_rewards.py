@@ -10,8 +10,14 @@ _FEW = 16  # a share of fewer responses says little
 
 def run_scorer(config: RunConfig, task: Task, *, workers: int | None = None) -> Scorer:
     """Return the scorer that the config describes; `workers` replaces `task.scorers`."""
+    weights = reward_weights(config, task)
+    return reward_scorer(config, weights if config.task.several_rewards else next(iter(weights)), workers)
+
+
+def reward_scorer(config: RunConfig, reward: str | Mapping[str, float], workers: int | None) -> Scorer:
+    """Return the scorer of a reward, or of several with their weights, with the limits of the config."""
     return make_scorer(
-        reward_name(config, task),
+        reward,
         workers=config.task.scorers if workers is None else workers,
         deadline_s=config.task.deadline,
         memory_mb=config.task.scorer_memory_mb,
@@ -20,13 +26,17 @@ def run_scorer(config: RunConfig, task: Task, *, workers: int | None = None) -> 
 
 
 def answer_reader(config: RunConfig, task: Task) -> Callable[[str], str | None] | None:
-    """Return the function that reads the answer in a response; None for a reward of the user's own."""
-    return ANSWER_READERS.get(reward_name(config, task))
+    """Return the function that reads the answer in a response; None for a reward of the user's own.
+
+    Of several rewards, the first one says whether an answer is right, so its answers are read.
+    """
+    return ANSWER_READERS.get(next(iter(reward_weights(config, task))))
 
 
-def reward_name(config: RunConfig, task: Task) -> str:
-    """Return the name of the reward: that of the config, or else that of the task."""
-    return config.task.reward or task.reward
+def reward_weights(config: RunConfig, task: Task) -> dict[str, float]:
+    """Return the names and weights of the rewards: those of the config, or else that of the task."""
+    chosen = config.task.reward or task.reward
+    return {chosen: 1.0} if isinstance(chosen, str) else {part.name: part.weight for part in chosen}
 
 
 def check_failed(

@@ -166,12 +166,14 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
     responses, tokens = manifest["responses"], manifest["response_tokens"]
     status = {name: manifest["status"].get(name, 0) for name in STATUSES}
     seconds = manifest["seconds"]
+    parts = {name: total / responses for name, total in manifest.get("reward_parts", {}).items()}
     run.journal.write(
         {
             "kind": "stage",
             "stage": stage,
             "updates": cursor.updates,
             "reward": manifest["reward"] / responses,
+            **{f"reward/{name}": value for name, value in parts.items()},
             "response_length": tokens / responses,
             "longest_response": manifest["longest_response"],
             "truncated": manifest["finish"].get("length", 0) / responses,
@@ -184,14 +186,15 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "seconds": seconds,
         }
     )
-    parts = ", ".join(
+    times = ", ".join(
         f"{name.replace('_', ' ')} {seconds[name]:.2f} s"
         for name in ("sample", "score_wait", "write", "switch")
         if name in seconds
     )
     progress.say(
-        f"stage {stage}: {responses} responses, reward {manifest['reward'] / responses:.3f}, "
-        f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({parts})"
+        f"stage {stage}: {responses} responses, reward {manifest['reward'] / responses:.3f}"
+        f"{progress.reward_parts(parts)}, "
+        f"{tokens / seconds['generate']:,.0f} tokens/s in {seconds['generate']:.1f} s ({times})"
         f"{run.time_left.clause()}"
     )
     progress.say_equal_groups(

@@ -45,6 +45,8 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             "stage": cursor.stage,
             "accuracy": accuracy.mean,
             "standard_error": accuracy.standard_error,
+            **({"reward": result.reward} if result.reward_parts else {}),
+            **{f"reward/{name}": value for name, value in result.reward_parts.items()},
             "problems": result.problems,
             "truncated": result.truncated,
             **({} if result.malformed is None else {"malformed": result.malformed}),
@@ -55,9 +57,11 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             },
         }
     )
+    rewards = f", reward {result.reward:.3f}{progress.reward_parts(result.reward_parts)}"
+    rewards = rewards if result.reward_parts else ""
     broken = "" if result.malformed is None else f", {result.malformed:.0%} malformed"
     progress.say(
-        f"held-out accuracy {after}: {accuracy.mean:.3f} ({result.problems} problems; responses: "
+        f"held-out accuracy {after}: {accuracy.mean:.3f}{rewards} ({result.problems} problems; responses: "
         f"{result.truncated:.0%} unfinished{broken}){run.time_left.clause()}"
     )
     progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)

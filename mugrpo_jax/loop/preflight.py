@@ -12,7 +12,7 @@ import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.failed_rewards import reward_name, run_scorer
+from mugrpo_jax.loop.failed_rewards import reward_scorer, reward_weights
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import check_weights
 from mugrpo_jax.rollouts.generate_rollouts import training_order
@@ -125,17 +125,24 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
 
 
 def check_reward(config: RunConfig, task: Task) -> str:
-    """Import the reward and call it once, with the answer of a problem as the response.
+    """Import each reward and call it once, with the answer of a problem as the response.
 
     A built-in reward is not called. `task.max_failed=1` allows a reward that always fails. Returns a line of
-    text about the result; empty if the reward was not called.
+    text about each reward that was called.
     """
-    name, problems = reward_name(config, task), task.train or task.test
-    load_reward(name)
-    if name in REWARDS or config.task.max_failed == 1 or not problems:
-        return ""
-    problem = problems[0]
-    with run_scorer(config, task, workers=0 if config.task.scorers == 0 else 1) as scorer:
+    problems, lines = task.train or task.test, []
+    for name in reward_weights(config, task):
+        try:
+            load_reward(name)
+        except ValueError as error:
+            raise ConfigError(f"task.reward: {error}") from error
+        if not (name in REWARDS or config.task.max_failed == 1 or not problems):
+            lines.append(_call_reward(config, name, problems[0]))
+    return "\n".join(lines)
+
+
+def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
+    with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
         score = scorer.submit(problem.solution or problem.answer, problem).result()
     if score.status != "ok":
         raise ConfigError(

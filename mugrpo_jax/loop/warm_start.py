@@ -77,7 +77,7 @@ def _solutions(run: RunContext, start: int) -> Iterator[Update]:
     buckets = plan_buckets(
         max(len(prompt) + len(solution) for prompt, solution in rows),
         batch.tokens_per_micro_batch,
-        run.setup.buckets().groups,
+        run.setup.buckets().parts,
         unit=batch.length_multiple,
     )
     return training.solution_updates(

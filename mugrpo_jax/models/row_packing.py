@@ -50,8 +50,8 @@ class Packing(NamedTuple):
 
     def pack(self, x: jax.Array) -> jax.Array:
         """Copy padded rows `[R, T, ...]` to packed rows `[P, N, ...]`, with zeros where there is no token."""
-        groups = len(self.packed_from)
-        return _gather(x.reshape(groups, -1, *x.shape[2:]), self.packed_from, self._flat())
+        parts = len(self.packed_from)
+        return _gather(x.reshape(parts, -1, *x.shape[2:]), self.packed_from, self._flat())
 
     def unpack(self, x: jax.Array) -> jax.Array:
         """Copy packed rows `[P, N, ...]` to padded rows `[R, T, ...]`, with zeros on padding."""
@@ -80,10 +80,10 @@ class SharedPacking(Packing):
 
     def pack(self, x: jax.Array) -> jax.Array:
         """Copy `[R, T, ...]` to packed rows `[P, N, ...]`. A shared token gets its first copy's value."""
-        groups = len(self.packed_from)
+        parts = len(self.packed_from)
         flat, packed = self._flat(), jnp.asarray(self.packed_from)
         own = jnp.where(_first_copies(flat, packed) == jnp.arange(flat.shape[1]), flat, packed.shape[1])
-        return _gather(x.reshape(groups, -1, *x.shape[2:]), packed, own)
+        return _gather(x.reshape(parts, -1, *x.shape[2:]), packed, own)
 
     def unpack_keys(self, x: jax.Array) -> jax.Array:
         """Copy `[P, N, ...]` to `[R, T, ...]`. The gradient of a shared token is the sum over its copies."""
@@ -99,12 +99,12 @@ def plan_packing(
     shape: tuple[int, int],
     *,
     tokens: int,
-    groups: int = 1,
+    parts: int = 1,
     shared: Sequence[int] | None = None,
 ) -> Packing:
     """Plan the packing of `R` rows with these lengths; `shape` is `(R, T)`.
 
-    There are `groups` packed rows, each with room for `tokens` tokens. `shared[i]` is the number of first
+    There are `parts` packed rows, each with room for `tokens` tokens. `shared[i]` is the number of first
     tokens that row `i` has in common with row `i - 1`. These tokens are packed once (`SharedPacking`).
     `shared[i]` must not be larger than `shared[i - 1]`, unless `shared[i - 1]` is 0.
 
@@ -113,21 +113,21 @@ def plan_packing(
     ([[0, 1, 2, 4, 5, 8]], [[0, 1, 2, 6], [3, 4, 6, 6]])
     """
     rows, width = shape
-    per_group = rows // groups
-    packed = np.full((groups, tokens), per_group * width, np.int32)
+    per_part = rows // parts
+    packed = np.full((parts, tokens), per_part * width, np.int32)
     padded = np.full((rows, width), tokens, np.int32)
-    filled = [0] * groups
+    filled = [0] * parts
     for row, length in enumerate(lengths):
-        group, place = divmod(row, per_group)
+        part, place = divmod(row, per_part)
         common = shared[row] if shared is not None and place else 0
         if shared is not None and common > (shared[row - 1] or common):
             raise ValueError(f"row {row}: shares {common} tokens with a row that shares {shared[row - 1]}")
         padded[row, :common] = padded[row - 1, :common]
-        start = filled[group]
-        end = filled[group] = start + length - common
+        start = filled[part]
+        end = filled[part] = start + length - common
         if end > tokens:
-            raise ValueError(f"packed row {group}: {end} tokens or more, room for {tokens}")
-        packed[group, start:end] = place * width + np.arange(common, length)
+            raise ValueError(f"packed row {part}: {end} tokens or more, room for {tokens}")
+        packed[part, start:end] = place * width + np.arange(common, length)
         padded[row, common:length] = np.arange(start, end)
     return (Packing if shared is None else SharedPacking)(packed, padded)
 

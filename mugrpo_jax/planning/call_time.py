@@ -32,9 +32,9 @@ class Assumptions:
     def __str__(self) -> str:
         return (
             f"{self.compute:.0%} of the peak FLOP/s, {self.memory:.0%} of the memory's and {self.link:.0%} "
-            f"of the links' bandwidth, messages and memory hidden behind compute in updates, added to it in "
-            f"decoding; {self.occupancy:.0%} of the slots busy, responses {self.response:.0%} and prompts "
-            f"{self.prompt:.0%} of their longest"
+            "of the links' bandwidth; collectives and memory overlap with compute in updates, and are added "
+            f"to it in decoding; {self.occupancy:.0%} of the slots busy, responses {self.response:.0%} and "
+            f"prompts {self.prompt:.0%} of their longest"
         )
 
 

@@ -6,9 +6,9 @@ import math
 
 from mugrpo_jax.planning.call_time import Assumptions, CallTime, call_time
 from mugrpo_jax.planning.chips import Topology
-from mugrpo_jax.planning.program_table import program_dict, program_table
+from mugrpo_jax.planning.program_table import COLUMNS, program_dict, program_table
 from mugrpo_jax.planning.programs import CompiledProgram
-from mugrpo_jax.planning.run_plan import RunPlan, human
+from mugrpo_jax.planning.run_plan import RunPlan, human, human_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +135,7 @@ class CompiledPlan:
                 "capacity": self.capacity,
                 "peak": self.peak,
                 "fits": self.fits,
+                "verdict": self.verdict,
                 "problem": self.run.problem,
                 "proposal": self.proposal,
                 "memory": dataclasses.asdict(self.run.memory),
@@ -146,22 +147,33 @@ class CompiledPlan:
         )
 
     def __str__(self) -> str:
-        parts = [str(self.run), "", *program_table(self.programs), "", *self._memory_lines()]
+        table = [*program_table(self.programs), "", *COLUMNS, ""]
+        parts = [self.verdict, self.run.details(), "", *table, *self._memory_lines()]
         return "\n".join([*parts, *self._time_lines()])
+
+    @property
+    def verdict(self) -> str:
+        """Return one line: the run fits and how long it takes, or why it does not fit and what to do."""
+        if self.fits:
+            estimate = self.estimate()
+            time = "" if estimate is None else f", about {_duration(estimate.hours)}"
+            return f"FITS: {human_share(self.peak, self.capacity)} on each device{time}"
+        reason = self.run.problem
+        if self.too_large:
+            largest = max(self.too_large, key=lambda program: program.peak)
+            reason = f"{largest.name} takes {human_share(largest.peak, self.capacity)} on each device"
+        if self.proposal is None:
+            return f"DOES NOT FIT: {reason}; nothing that was tried fits, take more devices"
+        return f"DOES NOT FIT: {reason}; it fits with {' '.join(self.proposal)}"
 
     def _memory_lines(self) -> list[str]:
         memory = self.topology.chip.memory
-        lines = [
+        return [
             f"topology    {self.topology}",
             f"memory      peak {human(self.peak)} of {human(memory)} ({self.peak / memory:.0%}); "
             f"programs may use {human(self.capacity)}",
             *(f"TOO LARGE   {program.name}: {human(program.peak)}" for program in self.too_large),
         ]
-        if self.fits:
-            return lines
-        if self.proposal is None:
-            return [*lines, "proposal    nothing that was tried fits; take more devices"]
-        return [*lines, f"proposal    it fits with {' '.join(self.proposal)}"]
 
     def _time_lines(self) -> list[str]:
         estimate = self.estimate()
@@ -178,3 +190,14 @@ class CompiledPlan:
             f"{estimate.update_hours:.3g} updating{kl}; evaluation, loading and checkpoints come on top",
             f"assumed     {self.assumed}",
         ]
+
+
+def _duration(hours: float) -> str:
+    """Write an estimated time with no more digits than it is worth.
+
+    >>> _duration(33.2), _duration(2.34), _duration(0.4), _duration(0.001)
+    ('33 h', '2.3 h', '24 min', '1 min')
+    """
+    if hours < 1:
+        return f"{max(60 * hours, 1):.0f} min"
+    return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"

@@ -9,7 +9,19 @@ from mugrpo_jax.planning.programs import CompiledProgram
 from mugrpo_jax.planning.run_plan import human
 from mugrpo_jax.runs.text_table import text_table
 
-_HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak", "FLOPs", "traffic", "messages"]
+_HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak"]
+_HEADER += ["FLOPs", "traffic", "collectives"]
+COLUMNS = (
+    "Each row is a program. All figures are for one device, and costs are for one call.",
+    "  beside       memory of other arrays on the device meanwhile, such as the training state",
+    "  arguments    memory of the program's inputs",
+    "  outputs      memory of its results, without those that reuse the memory of arguments",
+    "  temporary    memory that it needs only while it runs, such as activations",
+    "  peak         the sum of these four; it must fit into the device's memory",
+    "  FLOPs        operations of matrix products",
+    "  traffic      bytes that it reads from and writes to the device's memory",
+    "  collectives  count and kind of transfers between devices, and the bytes that a device sends",
+)
 
 
 def program_dict(program: CompiledProgram, time: CallTime | None) -> dict[str, Any]:

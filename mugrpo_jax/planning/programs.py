@@ -178,10 +178,10 @@ class UpdatePrograms:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
                 state - bytes_on_device(frozen),  # an argument of the program
-                functools.partial(self.accumulate, shape, buckets.groups),
+                functools.partial(self.accumulate, shape, buckets.parts),
                 parts=parts,
             )
-        yield from self._statistics_programs(shapes, buckets.groups)
+        yield from self._statistics_programs(shapes, buckets.parts)
         yield Program("optimizer", state - bytes_on_device(self.state), self.apply, parts=parts)
         if self.config.uses_reference:
             shape, kept = shapes[0], kept_reference(self.config, self.mesh)
@@ -200,9 +200,9 @@ class UpdatePrograms:
         """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
         model, params = abstract_reference(self.config, self.mesh)
         scorer = training.ResponseScorer(model, step_options(self.config), self.mesh, buckets)
-        return scorer.lower(params, abstract_micro_batch(shape, buckets.groups))
+        return scorer.lower(params, abstract_micro_batch(shape, buckets.parts))
 
-    def _statistics_programs(self, shapes: Sequence[Shape], groups: int) -> Iterator[Program]:
+    def _statistics_programs(self, shapes: Sequence[Shape], parts: int) -> Iterator[Program]:
         statistics, compute = self.step.statistics, self._compute()
         if statistics is None:
             return
@@ -211,29 +211,27 @@ class UpdatePrograms:
             yield Program(
                 f"statistics {shape.tokens:,} tokens in rows of {shape.length}",
                 resident,
-                functools.partial(statistics.lower_forward, compute, self._batch(shape, groups)),
+                functools.partial(statistics.lower_forward, compute, self._batch(shape, parts)),
             )
         rows = self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
         longest = max(shapes, key=lambda shape: shape.length)
         capacity = statistics.capacity([longest[:2]] * -(-rows * longest.length // longest.tokens))
         yield Program(
-            f"statistics of {groups * capacity:,} log-ratios",
+            f"statistics of {parts * capacity:,} log-ratios",
             resident + bytes_on_device(compute),
             functools.partial(statistics.lower_finish, capacity),
         )
 
-    def accumulate(self, shape: Shape, groups: int) -> Any:
-        """Lower `UpdateStep.accumulate` for a micro-batch shape that `groups` devices split."""
-        batch = self._batch(shape, groups) | frozen_weights(self.state)
+    def accumulate(self, shape: Shape, parts: int) -> Any:
+        """Lower `UpdateStep.accumulate` for a micro-batch shape that `parts` devices split."""
+        batch = self._batch(shape, parts) | frozen_weights(self.state)
         return self.step.lower_accumulate(self._compute(), self.state.params, batch)
 
-    def _batch(self, shape: Shape, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
+    def _batch(self, shape: Shape, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
         split = batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-            for name, leaf in abstract_micro_batch(
-                shape, groups, reference=self.config.uses_reference
-            ).items()
+            for name, leaf in abstract_micro_batch(shape, parts, reference=self.config.uses_reference).items()
         }
 
     def _compute(self) -> Any:

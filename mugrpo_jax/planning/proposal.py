@@ -48,7 +48,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
         if config.model.remat != "full":
             steps.append("model.remat=full")
             yield tuple(steps)
-        least = run.buckets.lengths[-1] * run.buckets.groups
+        least = run.buckets.lengths[-1] * run.buckets.parts
         if config.batch.tokens_per_micro_batch >= 2 * least:
             steps.append(f"batch.tokens_per_micro_batch={least}")
             yield tuple(steps)

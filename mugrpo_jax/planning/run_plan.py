@@ -130,6 +130,10 @@ class RunPlan:
         return keep.keep_last + keep.keep_best + keep.keep_stage_starts * self.stages
 
     def __str__(self) -> str:
+        return f"{self.verdict}\n{self.details()}"
+
+    def details(self) -> str:
+        """Return the lines about sizes, memory and disk."""
         lines = {
             "model": self._model(),
             "devices": self._devices(),
@@ -144,9 +148,20 @@ class RunPlan:
             "memory": self._memory(),
             "copies": self._copies(),
             "disk": self._disk(),
-            "DOES NOT FIT": self.problem,
         }
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
+
+    @property
+    def verdict(self) -> str:
+        """Return one line that says whether the run fits, as far as that is known without compiling it."""
+        if self.problem is not None:
+            return f"DOES NOT FIT: {self.problem}"
+        needed, device = max(self.memory.generating, self.memory.updating), self.memory.device
+        of = human(needed) if device is None else human_share(needed, device)
+        return (
+            f"FITS without activations: {of} on each device; `mugrpo plan` with --topology also knows "
+            "activations and hours"
+        )
 
     def _model(self) -> str:
         m = self.model
@@ -348,3 +363,17 @@ def human(number: float | None) -> str:
     unit = next(u for u in (1e12, 1e9, 1e6, 1e3, 1) if number >= u or u == 1)
     name = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB", 1: "B"}[unit]
     return f"{number / unit:.3g} {name}"
+
+
+def human_share(used: float, whole: float) -> str:
+    """Write how many bytes of a whole are in use. The unit is written once if both have the same.
+
+    >>> human_share(13.1e9, 16e9), human_share(24e6, 16e9)
+    ('13.1 of 16 GB', '24 MB of 16 GB')
+    """
+    number, unit = human(used).split()
+    return (
+        f"{number} of {human(whole)}"
+        if human(whole).endswith(f" {unit}")
+        else f"{human(used)} of {human(whole)}"
+    )

@@ -52,6 +52,7 @@ def _figure_of(
 
 learning = _figure_of(panels.learning, (10, 4))
 learning_by_time = _figure_of(panels.learning_by_time, (10, 4))
+rewards = _figure_of(panels.rewards, (10, 4))
 clipped = _figure_of(panels.clipped)
 vetoed = _figure_of(panels.vetoed)
 adapted = _figure_of(panels.adapted)

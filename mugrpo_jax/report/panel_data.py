@@ -30,7 +30,7 @@ class Line:
       name: the metric that the line shows, as in the legend.
       x, y: coordinates of the points.
       low, high: lower and upper limit of a band around the line at each point; None without a band.
-      style: one of `STYLES`, or `points` for points without a line.
+      style: one of `STYLES`, `dashdot`, or `points` for points without a line.
       stage: the stage that the line shows; None for a line over all stages.
       age: position of the stage among the drawn stages, from 0 (first) to 1 (last).
     """
@@ -64,7 +64,7 @@ class Panel:
       low, high: limits of the y axis; None to fit the data.
       log: which axes have a logarithmic scale: "", "y" or "xy".
       note: caption of the figure.
-      wanted: False if the objectives of the runs have no such quantity; the page then leaves the figure out.
+      wanted: False if the runs have no such quantity by their configs; the page then leaves the figure out.
     """
 
     title: str

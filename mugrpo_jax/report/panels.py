@@ -21,6 +21,7 @@ from mugrpo_jax.report.panel_data import (
     run_bins,
     time_unit,
 )
+from mugrpo_jax.report.reward_panels import rewards
 from mugrpo_jax.report.run_history import History
 from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
 from mugrpo_jax.report.step_signal_panels import drift, gradient_cosine
@@ -243,7 +244,7 @@ def _effective(place: law.Position) -> tuple[float, float]:
 
 
 SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {
-    "Learning": (learning, learning_by_time),
+    "Learning": (learning, learning_by_time, rewards),
     "Staleness": (
         clipped,
         vetoed,

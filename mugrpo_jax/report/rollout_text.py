@@ -10,6 +10,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
+from mugrpo_jax.runs.progress import reward_parts
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 
@@ -62,16 +63,21 @@ def _describe(groups: Sequence[Group], rewards: tuple[float, float] | None) -> s
         kept += f", {len(found):,} with a reward from {rewards[0]:g} to {rewards[1]:g}"
     if not found:
         return kept
-    values = np.array([rollout.reward for rollout in found])
+    parts = {name: [rollout.parts[name] for rollout in found] for name in found[0].parts}
     lines = [
         kept,
-        f"rewards   mean {values.mean():.3f}; {_counts(f'{value:g}' for value in values)}",
+        f"rewards   {_values([rollout.reward for rollout in found])}",
+        *(f"  {name}: {_values(values)}" for name, values in parts.items()),
         f"lengths   {_quantiles([len(rollout.tokens) for rollout in found])} tokens",
         f"prompts   {_quantiles([len(group.prompt) for group in groups])} tokens",
         f"finished  {_counts(map(_finish, found))}",
         f"scored    {_counts(rollout.status for rollout in found)}",
     ]
     return "\n  ".join(lines)
+
+
+def _values(values: Sequence[float]) -> str:
+    return f"mean {np.mean(values):.3f}; {_counts(f'{value:g}' for value in values)}"
 
 
 def _finish(rollout: Rollout) -> str:
@@ -103,7 +109,8 @@ def _text(tokenizer: Tokenizer, group: Group, sample: int, rollout: Rollout) -> 
     number = group.index * len(group.rollouts) + sample
     title = (
         f"  -- prompt {group.index} (problem {group.problem}), sample {sample}, response {number}: "
-        f"reward {rollout.reward:g}, {len(rollout.tokens)} tokens, {_finish(rollout)}, {rollout.status}"
+        f"reward {rollout.reward:g}{reward_parts(rollout.parts)}, {len(rollout.tokens)} tokens, "
+        f"{_finish(rollout)}, {rollout.status}"
     )
     said = (tokenizer.decode(tokens.tolist()) for tokens in (group.prompt, rollout.tokens))
     return "\n".join([title, *("  " + line for text in said for line in text.split("\n"))])

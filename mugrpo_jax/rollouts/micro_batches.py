@@ -36,13 +36,13 @@ class Buckets:
     Attributes:
       lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.
       tokens: maximum number of tokens in one micro-batch.
-      groups: number of parts into which devices split a micro-batch; each part is packed by itself.
+      parts: number of parts into which devices split a micro-batch; each part is packed by itself.
       share: if True, adjacent rows with the same prompt store the prompt once (the last token once per row).
     """
 
     lengths: tuple[int, ...]
     tokens: int
-    groups: int = 1
+    parts: int = 1
     share: bool = False
 
     def fit(self, length: int) -> int:
@@ -51,15 +51,15 @@ class Buckets:
 
     def rows(self, length: int) -> int:
         """Return how many rows with this number of tokens fit in a micro-batch."""
-        return self.groups * max(self.tokens // self.groups // length, 1)
+        return self.parts * max(self.tokens // self.parts // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
         """Return the shapes of this row length with all, 1/2 and 1/4 of the tokens, if a full row fits."""
-        share = max(self.tokens // self.groups, length)
+        share = max(self.tokens // self.parts, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = 4 if self.share else 2
         return tuple(
-            Shape(self.groups * (room * tokens // length), length, self.groups * tokens) for tokens in shares
+            Shape(self.parts * (room * tokens // length), length, self.parts * tokens) for tokens in shares
         )
 
     def trim(self, shape: Shape, rows: int) -> Shape:
@@ -67,9 +67,9 @@ class Buckets:
 
         `rows` is the largest number of rows in one of the parts.
         """
-        full = shape.tokens // self.groups / shape.length
-        fewer = (self.groups * int(room * full) for room in (1, 1.25, 1.5, 2, 3))
-        enough = (room for room in fewer if self.groups * rows <= room < shape.rows)
+        full = shape.tokens // self.parts / shape.length
+        fewer = (self.parts * int(room * full) for room in (1, 1.25, 1.5, 2, 3))
+        enough = (room for room in fewer if self.parts * rows <= room < shape.rows)
         return shape._replace(rows=next(enough, shape.rows))
 
     @property
@@ -79,7 +79,7 @@ class Buckets:
 
 
 def plan_buckets(
-    longest: int, tokens: int, groups: int = 1, *, unit: int = 64, share: bool = False
+    longest: int, tokens: int, parts: int = 1, *, unit: int = 64, share: bool = False
 ) -> Buckets:
     """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
 
@@ -90,7 +90,7 @@ def plan_buckets(
     lengths = [unit]
     while lengths[-1] < last:
         lengths.append(min(2 * lengths[-1], last))
-    return Buckets(tuple(lengths), tokens, groups, share)
+    return Buckets(tuple(lengths), tokens, parts, share)
 
 
 class Row(NamedTuple):
@@ -113,13 +113,13 @@ class Row(NamedTuple):
 
 
 def abstract_micro_batch(
-    shape: Shape, groups: int, *, reference: bool = False
+    shape: Shape, parts: int, *, reference: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data.
 
     `reference=True` adds the log-probs of the reference policy.
     """
-    rows, packed = (shape.rows, shape.length), (groups, shape.tokens // groups)
+    rows, packed = (shape.rows, shape.length), (parts, shape.tokens // parts)
     sizes = {
         "mask": (rows, np.float32),
         "behavior_logp": (rows, np.float32),
@@ -149,7 +149,7 @@ def arrange(
     """
     planned = _plan(rows, buckets)
     if read is not None:
-        wanted = range(buckets.groups) if parts is None else sorted(parts)
+        wanted = range(buckets.parts) if parts is None else sorted(parts)
         members = [taken[part] for taken, _ in planned for part in wanted]
         complete = iter(read([row for part in members for row in part]))
         for part in members:
@@ -195,38 +195,38 @@ def _choose(sizes: Sequence[Shape], tokens: int, rows: int) -> Shape:
 
 def _fill(rest: Sequence[Row], shape: Shape, buckets: Buckets) -> tuple[list[list[Row]], list[Row]]:
     """Distribute rows to devices, up to the first row that fits nowhere; return them and the rows left."""
-    groups = buckets.groups
-    taken: list[list[Row]] = [[] for _ in range(groups)]
-    filled = [0] * groups
+    parts = buckets.parts
+    taken: list[list[Row]] = [[] for _ in range(parts)]
+    filled = [0] * parts
     for number, row in enumerate(rest):
         cost = [row.length - _common(row, members[-1] if members else None, buckets) for members in taken]
-        open_groups = [
-            g
-            for g in range(groups)
-            if len(taken[g]) < shape.rows // groups and filled[g] + cost[g] <= shape.tokens // groups
+        open_parts = [
+            part
+            for part in range(parts)
+            if len(taken[part]) < shape.rows // parts and filled[part] + cost[part] <= shape.tokens // parts
         ]
-        if not open_groups:
+        if not open_parts:
             return taken, list(rest[number:])
-        best = min(open_groups, key=lambda g: (cost[g], filled[g]))
+        best = min(open_parts, key=lambda part: (cost[part], filled[part]))
         taken[best].append(row)
         filled[best] += cost[best]
     return taken, []
 
 
-def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets) -> MicroBatch:
+def _micro_batch(parts: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets) -> MicroBatch:
     rows, length = shape.rows, shape.length
-    per_group, share = rows // len(groups), shape.tokens // len(groups)
+    per_part, share = rows // len(parts), shape.tokens // len(parts)
     padded = np.zeros((rows, length), np.int32)
     batch = {
         "mask": np.zeros((rows, length), np.float32),
         "behavior_logp": np.zeros((rows, length), np.float32),
         "advantages": np.zeros(rows, np.float32),
     }
-    if any(row.reference_logp is not None for members in groups for row in members):
+    if any(row.reference_logp is not None for members in parts for row in members):
         batch["reference_logp"] = np.zeros((rows, length), np.float32)
     lengths, shared = [0] * rows, [0] * rows
-    for g, members in enumerate(groups):
-        for i, (before, row) in enumerate(zip([None, *members], members), start=g * per_group):
+    for part, members in enumerate(parts):
+        for i, (before, row) in enumerate(zip([None, *members], members), start=part * per_part):
             start, end = len(row.prompt), row.length
             padded[i, :start], padded[i, start:end] = row.prompt, row.response
             lengths[i], shared[i] = end, _common(row, before, buckets)
@@ -236,9 +236,9 @@ def _micro_batch(groups: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets
             if row.reference_logp is not None:
                 batch["reference_logp"][i, start:end] = row.reference_logp
     packing = plan_packing(
-        lengths, (rows, length), tokens=share, groups=len(groups), shared=shared if buckets.share else None
+        lengths, (rows, length), tokens=share, parts=len(parts), shared=shared if buckets.share else None
     )
-    places = np.pad(padded.reshape(len(groups), -1), ((0, 0), (0, 1)))  # a zero for empty places
+    places = np.pad(padded.reshape(len(parts), -1), ((0, 0), (0, 1)))  # a zero for empty places
     tokens = np.take_along_axis(places, np.asarray(packing.packed_from), axis=1)
     return batch | {"tokens": tokens} | packing._asdict()
 

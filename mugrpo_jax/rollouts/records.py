@@ -4,7 +4,7 @@ A group is stored as 1 + n records: its prompt, then its n responses. So a host 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -23,6 +23,7 @@ class Rollout:
       finish: `stop` if the response ended with an end token, `length` if it reached the maximum length.
       status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
       malformed: whether the response ended, but has no answer that can be read; None if nobody looked.
+      parts: with several rewards, the value of each, without its weight; `reward` is their weighted sum.
     """
 
     tokens: np.ndarray
@@ -31,6 +32,7 @@ class Rollout:
     finish: str
     status: str = "ok"
     malformed: bool | None = None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ def encode(group: Group) -> list[bytes]:
             "finish": r.finish,
             "status": r.status,
             "malformed": r.malformed,
+            **({"parts": dict(r.parts)} if r.parts else {}),
         }
         for r in group.rollouts
     ]
@@ -99,4 +102,5 @@ def decode_rollout(record: bytes) -> Rollout:
         finish=raw["finish"],
         status=raw["status"],
         malformed=raw.get("malformed"),
+        parts=raw.get("parts", {}),
     )

@@ -220,6 +220,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "finish": dict(sorted(Counter(rollout.finish for rollout in rollouts).items())),
         "status": dict(sorted(Counter(rollout.status for rollout in rollouts).items())),
         **_malformed(rollouts),
+        **_reward_parts(rollouts),
     }
 
 
@@ -229,12 +230,21 @@ def _malformed(rollouts: Sequence[Rollout]) -> dict[str, int]:
     return {"malformed": sum(known)} if known else {}
 
 
+def _reward_parts(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
+    """Return the sum of each of several rewards, or nothing if the rollouts have a single reward."""
+    names = rollouts[0].parts if rollouts else ()
+    sums = {name: float(sum(rollout.parts[name] for rollout in rollouts)) for name in names}
+    return {"reward_parts": sums} if sums else {}
+
+
 def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for name, first in summaries[0].items():
         values = [summary[name] for summary in summaries]
         if name == "longest_response":
             total[name] = max(values)
+        elif name == "reward_parts":  # a Counter would leave out sums that are not above 0
+            total[name] = {part: sum(value[part] for value in values) for part in first}
         elif isinstance(first, Mapping) and name not in ("identity", "index"):
             total[name] = dict(sum(map(Counter, values), Counter()))
         elif isinstance(first, (int, float)):

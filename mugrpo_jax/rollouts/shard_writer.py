@@ -114,6 +114,7 @@ class ShardWriter:
                     response.finish_reason,
                     score.status,
                     self._malformed(response, score, text),
+                    dict(score.parts),
                 )
             )
         self.scored += len(rollouts)
@@ -122,6 +123,6 @@ class ShardWriter:
     def _malformed(self, response: Response, score: Score, text: str) -> bool | None:
         if self.answer_of is None:
             return None
-        if response.finish_reason != "stop" or score.value >= _RIGHT:  # a right answer was read already
+        if response.finish_reason != "stop" or score.correctness >= _RIGHT:  # a right answer was read already
             return False
         return self.answer_of(text) is None

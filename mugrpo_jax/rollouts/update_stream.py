@@ -55,7 +55,7 @@ class Update:
 def abstract_update(buckets: Buckets, *, reference: bool) -> Update:
     """Return an update with one abstract micro-batch, the smallest, to trace the loss without data."""
     batch: Any = abstract_micro_batch(
-        buckets.sizes(buckets.lengths[0])[-1], buckets.groups, reference=reference
+        buckets.sizes(buckets.lengths[0])[-1], buckets.parts, reference=reference
     )
     return Update((batch,), 1.0, {})
 

@@ -29,6 +29,15 @@ def headline(record: dict[str, Any]) -> dict[str, str]:
     return {name: f"{record[metric]:.3f}" for name, metric in chosen.items() if metric in record}
 
 
+def reward_parts(parts: Mapping[str, float]) -> str:
+    """Return a text about each of several rewards, to print behind their weighted sum.
+
+    >>> reward_parts({"math": 0.5, "mine:short": 1.0}), reward_parts({})
+    (' (math 0.5, mine:short 1)', '')
+    """
+    return f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""
+
+
 def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
     """Print how many responses have each failure status, with one example text per status."""
     failed = {name: count for name, count in status.items() if name != "ok" and count}
@@ -39,7 +48,7 @@ def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, st
         )
         total = sum(failed.values())
         answers = "1 answer" if total == 1 else f"{total} answers"
-        say(f"{what}: {answers} could not be scored, counted as 0: {counts}")
+        say(f"{what}: {answers} could not be scored; a failed reward counts as 0: {counts}")
 
 
 def say_equal_groups(what: str, equal: int, groups: int, reward: float) -> None:

@@ -3,6 +3,7 @@
 A `Problem` is a prompt with its answer. A `Task` has training problems, test problems, and the name of a
 reward. A reward is a function `reward(response, problem)` that returns a number, usually 1.0 for a right
 answer and 0.0 for a wrong answer. A `Scorer` calls the reward, in worker processes if the reward may be slow.
+A `WeightedScorer` adds up several rewards.
 
 `load_task(name, **options)` makes a task: from a generator (a key of `GENERATORS`), from a known dataset
 (`PRESETS`), or from your own files (`dataset`). No module in this package imports jax,
@@ -50,6 +51,7 @@ from mugrpo_jax.tasks.task import Problem as Problem
 from mugrpo_jax.tasks.task import Prompt as Prompt
 from mugrpo_jax.tasks.task import RewardFunction as RewardFunction
 from mugrpo_jax.tasks.task import Task as Task
+from mugrpo_jax.tasks.weighted_scorer import WeightedScorer as WeightedScorer
 from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 
 GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(

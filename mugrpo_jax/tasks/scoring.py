@@ -34,11 +34,18 @@ class Score:
       status: `ok`, `timeout` (no result before the deadline), `crash` (the worker process died), `error` (the
         reward raised an exception) or `invalid` (the reward did not return a finite number).
       detail: why the reward failed; empty if the status is `ok`.
+      parts: with several rewards, name and value of each, in their order; `value` is the weighted sum.
     """
 
     value: float
     status: str = "ok"
     detail: str = ""
+    parts: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def correctness(self) -> float:
+        """The value that says whether the response is right: with several rewards, that of the first."""
+        return self.parts[0][1] if self.parts else self.value
 
 
 class Scorer(ABC):
@@ -73,7 +80,9 @@ class Scorer(ABC):
             self.counts[score.status] += 1
             if self.max_failed < 1:
                 self._check_recent(score)
-        return score if score.status == "ok" else replace(score, value=self.failed)
+        if score.status == "ok" or score.parts:  # a weighted sum has the value of its failed parts already
+            return score
+        return replace(score, value=self.failed)
 
     def _check_recent(self, score: Score) -> None:
         self._recent.append(score)

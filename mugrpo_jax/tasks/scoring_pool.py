@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from mugrpo_jax.tasks.processors import usable_processors
 from mugrpo_jax.tasks.rewards import FAST_REWARDS, load_reward
 from mugrpo_jax.tasks.scoring import InlineScorer, Score, Scorer, finished_future
 from mugrpo_jax.tasks.task import Problem
+from mugrpo_jax.tasks.weighted_scorer import WeightedScorer
 from mugrpo_jax.tasks.worker_keeper import WorkerKeeper, kill_group
 
 INLINE_REWARDS = ("exact", "arithmetic", "countdown")
@@ -26,7 +29,7 @@ _STARTUP_S = 120.0
 
 
 def make_scorer(
-    reward: str,
+    reward: str | Mapping[str, float],
     *,
     workers: int | None = None,
     deadline_s: float = 5.0,
@@ -34,18 +37,26 @@ def make_scorer(
     failed: float = 0.0,
     max_failed: float = 1.0,
 ) -> Scorer:
-    """Make a scorer for a reward.
+    """Make a scorer for a reward, or for the weighted sum of several.
 
     Args:
-      reward: a name for `load_reward`.
+      reward: a name for `load_reward`, or several names with their weights.
       workers: number of worker processes. 0 means to score in this process, without a deadline. None means 0
         for the rewards in `INLINE_REWARDS`, which are fast, and one worker per processor that this process
-        may use for all other rewards.
+        may use for all other rewards. Each of several rewards has so many workers of its own.
       deadline_s: most seconds that a worker may take for one response.
       memory_mb: most megabytes of address space of a worker (only enforced on Linux).
       failed: score of a response whose reward failed.
       max_failed: share of responses whose reward may fail, see `Scorer`; 1 means no limit.
     """
+    if not isinstance(reward, str):
+        limits: dict[str, Any] = {"workers": workers, "deadline_s": deadline_s, "memory_mb": memory_mb}
+        with ExitStack() as opened:  # closes the others if one cannot be made
+            scorers = {
+                name: opened.enter_context(make_scorer(name, failed=failed, **limits)) for name in reward
+            }
+            opened.pop_all()
+        return WeightedScorer(scorers, reward, failed=failed, max_failed=max_failed)
     if workers is None:
         workers = 0 if reward in INLINE_REWARDS else usable_processors()
     if workers == 0:

@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-from dataclasses import asdict
 
 
 def main() -> None:
@@ -50,7 +49,8 @@ def main() -> None:
         signal.alarm(patience)
         score = call_reward(reward, item["text"], Problem(**item["problem"]))
         signal.alarm(0)
-        out.write(json.dumps(asdict(score)).encode() + b"\n")
+        reply = {"value": score.value, "status": score.status, "detail": score.detail}
+        out.write(json.dumps(reply).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.objectives import Statistics
 
 LogProbs = Callable[[Any, Any], tuple[jax.Array, Any]]  # of weights and micro-batch; [rows, length] first
-Buffer = dict[str, jax.Array]  # log_ratio, advantages and mask, each [groups, capacity]
+Buffer = dict[str, jax.Array]  # log_ratio, advantages and mask, each [parts, capacity]
 
 
 class UpdateStatistics:
@@ -32,10 +32,10 @@ class UpdateStatistics:
 
     def __init__(self, logprobs: LogProbs, statistics: Statistics, mesh: Mesh) -> None:
         rows = batch_sharding(mesh)
-        self.mesh, self.groups = mesh, mesh.shape["data"] * mesh.shape["fsdp"]
+        self.mesh, self.parts = mesh, mesh.shape["data"] * mesh.shape["fsdp"]
         self._statistics = statistics
         self.empty = jax.jit(
-            functools.partial(_empty, self.groups), static_argnames="capacity", out_shardings=rows
+            functools.partial(_empty, self.parts), static_argnames="capacity", out_shardings=rows
         )
         self.forward = jax.jit(functools.partial(_log_ratio, logprobs), out_shardings=rows)
         self.write = jax.jit(_write, donate_argnums=0, out_shardings=rows)
@@ -49,12 +49,12 @@ class UpdateStatistics:
         for batch in batches:
             log_ratio = self.forward(compute, batch)
             buffer = self.write(buffer, log_ratio, batch["advantages"], batch["mask"], np.int32(start))
-            start += log_ratio.size // self.groups
+            start += log_ratio.size // self.parts
         return self.finish(buffer)
 
     def capacity(self, shapes: Sequence[tuple[int, ...]]) -> int:
         """Return the buffer size per device for micro-batches of these shapes `(rows, length)`."""
-        entries = sum(rows * length // self.groups for rows, length in shapes)
+        entries = sum(rows * length // self.parts for rows, length in shapes)
         return 1 << max(entries - 1, 0).bit_length()
 
     def abstract(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class UpdateStatistics:
         """Lower `finish` for a buffer of this size."""
         with jax.set_mesh(self.mesh):
             sharding = batch_sharding(self.mesh)
-            shapes = jax.eval_shape(functools.partial(_empty, self.groups, capacity=capacity))
+            shapes = jax.eval_shape(functools.partial(_empty, self.parts, capacity=capacity))
             buffer = {
                 name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
                 for name, leaf in shapes.items()
@@ -83,8 +83,8 @@ class UpdateStatistics:
             return self.finish.lower(buffer)
 
 
-def _empty(groups: int, *, capacity: int) -> Buffer:
-    return {name: jnp.zeros((groups, capacity)) for name in ("log_ratio", "advantages", "mask")}
+def _empty(parts: int, *, capacity: int) -> Buffer:
+    return {name: jnp.zeros((parts, capacity)) for name in ("log_ratio", "advantages", "mask")}
 
 
 def _log_ratio(logprobs: LogProbs, compute: Any, batch: dict[str, jax.Array]) -> jax.Array:
@@ -94,7 +94,7 @@ def _log_ratio(logprobs: LogProbs, compute: Any, batch: dict[str, jax.Array]) ->
 def _write(
     buffer: Buffer, log_ratio: jax.Array, advantages: jax.Array, mask: jax.Array, start: jax.Array
 ) -> Buffer:
-    """Write a micro-batch into the buffer. A group of rows stays on its device."""
+    """Write a micro-batch into the buffer. Each part of the rows stays on its device."""
     values = {"log_ratio": log_ratio, "advantages": advantages[:, None] * jnp.ones_like(mask), "mask": mask}
     return {
         name: jax.lax.dynamic_update_slice(

@@ -489,7 +489,10 @@ def test_eval_names_an_answer_that_cannot_be_read(run, tmp_path, command):
     (tmp_path / "mine.jsonl").write_text('{"question": "1+2=", "answer": "\\\\frac{"}')
     task = ["--task", "dataset", "--option", f"test={tmp_path / 'mine.jsonl'}", "--reward", "math"]
     code, shown, _ = command("eval", run, *task, "--max-tokens", 8, "--out", tmp_path / "eval.jsonl")
-    assert code == 0 and "dataset: 1 answer could not be scored, counted as 0: error × 1 (" in shown
+    assert (
+        code == 0
+        and "dataset: 1 answer could not be scored; a failed reward counts as 0: error × 1 (" in shown
+    )
     assert "answer '\\\\frac{' cannot be read as mathematics)" in shown
 
 
@@ -705,6 +708,26 @@ def test_a_prompt_that_is_too_long_is_named_by_its_problem(place, tmp_path, refu
     message = refused("train", place / "tiny.yaml", *small, "--out", tmp_path / "long")
     assert "problem arithmetic-train-" in message
     assert "its prompt has 7 tokens, sampling.max_prompt_tokens is 6; 24 of 24 prompts are too" in message
+
+
+def test_several_rewards_are_logged_stored_and_shown_each_by_itself(place, tmp_path, command):
+    rewards = "[{name: arithmetic, weight: 1}, {name: 'cli_rewards:even', weight: 0.25}]"
+    less = ["batch.stages=1", "evaluation.problems=2", "report.samples=0"]
+    out = ["--out", tmp_path / "run"]
+    code, shown, _ = command("train", place / "tiny.yaml", *out, f"task.reward={rewards}", *less)
+    assert code == 0
+    (stage,) = journal(tmp_path / "run", "stage")
+    even, right = stage["reward/cli_rewards:even"], stage["reward/arithmetic"]
+    assert 0 < even < 1 and stage["reward"] == pytest.approx(right + 0.25 * even)
+    assert journal(tmp_path / "run", "update")[0]["reward"] != right
+    for record in journal(tmp_path / "run", "evaluation"):
+        assert record["accuracy"] == record["reward/arithmetic"]  # the first reward says what is right
+        assert record["reward"] == record["accuracy"] + 0.25 * record["reward/cli_rewards:even"]
+    assert f" (arithmetic {right:.3g}, cli_rewards:even {even:.3g})" in shown
+    described = command("rollouts", tmp_path / "run", "--show", 2)[1]
+    assert f"cli_rewards:even: mean {even:.3f}; " in described
+    assert described.count(" (arithmetic ") == 2 == described.count(", cli_rewards:even ")
+    assert "0.25 × cli_rewards:even" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

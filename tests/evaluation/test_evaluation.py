@@ -26,7 +26,7 @@ from mugrpo_jax.evaluation import (
     summarise,
     unpack_rows,
 )
-from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task
+from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task, make_scorer
 
 PROBLEMS = load_task("arithmetic", train=0, test=12, seed=5).test
 
@@ -147,6 +147,19 @@ def test_the_result_is_the_statistics_of_its_responses():
     assert result.mean_length == pytest.approx(np.mean([r.length for r in flat]))
     assert result.statuses == {"ok": 48}
     assert json.loads(result.as_json())["metrics"]["avg@4"]["mean"] == result.metrics["avg@4"].mean
+
+
+def test_the_first_of_several_rewards_says_what_is_right(tmp_path):
+    alone, out = run(), tmp_path / "several.jsonl"
+    asked = {"samples": 4, "ks": (1, 2, 4), "answer_of": ANSWER_READERS["arithmetic"]}
+    with make_scorer({"arithmetic": 0.5, "exact": 3.0}, workers=0) as scorer:
+        several = evaluate(PROBLEMS, generate, scorer, out=out, **asked)
+        again = evaluate(PROBLEMS, generate, scorer, out=out, **asked)
+    assert several.metrics == alone.metrics and several.per_problem == alone.per_problem
+    assert several.reward_parts["arithmetic"] == pytest.approx(alone.accuracy.mean) and again == several
+    assert several.reward == pytest.approx(0.5 * alone.accuracy.mean + 3 * several.reward_parts["exact"])
+    assert json.loads(out.read_text().splitlines()[0])["parts"].keys() == {"arithmetic", "exact"}
+    assert alone.reward == pytest.approx(alone.accuracy.mean) and alone.reward_parts == {}
 
 
 def test_the_shares_of_two_hosts_give_the_result_of_one():

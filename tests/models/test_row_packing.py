@@ -31,9 +31,9 @@ def value(model, options):
     return of
 
 
-def packed(groups, tokens_per_group):
+def packed(parts, tokens_per_part):
     rows = np.asarray(cases.tokens(rows=len(LENGTHS), length=WIDTH))
-    packing = models.plan_packing(LENGTHS.tolist(), rows.shape, tokens=tokens_per_group, groups=groups)
+    packing = models.plan_packing(LENGTHS.tolist(), rows.shape, tokens=tokens_per_part, parts=parts)
     return rows, np.asarray(packing.pack(jnp.asarray(rows))), packing
 
 
@@ -42,14 +42,14 @@ def packed(groups, tokens_per_group):
 )
 def test_packed_rows_give_the_value_and_gradient_of_padded_rows(family, options):
     model, params = cases.make(cases.FAMILIES[family])
-    rows, tokens, packing = packed(groups=2, tokens_per_group=41)
+    rows, tokens, packing = packed(parts=2, tokens_per_part=41)
     of = jax.jit(jax.value_and_grad(value(model, options)))
     assert cases.scaled_difference(of(params, rows), of(params, tokens, packing)) < 5e-5
 
 
 def test_the_first_token_of_a_packed_row_has_no_logprob():
     model, params = cases.make(cases.QWEN2)
-    _, tokens, packing = packed(groups=1, tokens_per_group=80)
+    _, tokens, packing = packed(parts=1, tokens_per_part=80)
     logp, _ = models.token_logprobs(model, params, tokens, packing=packing)
     assert (np.asarray(logp)[:, 0] == 0).all() and (np.asarray(logp)[0, 1:] < 0).all()
 
@@ -59,7 +59,7 @@ def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(s
     model, params = cases.make(cases.QWEN2)
     data, fsdp, tensor = shape
     mesh = models.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[: np.prod(shape)])
-    rows, tokens, packing = packed(groups=data * fsdp, tokens_per_group=40)
+    rows, tokens, packing = packed(parts=data * fsdp, tokens_per_part=40)
     of = value(model, {})
     expected = jax.jit(jax.value_and_grad(of))(params, rows)
     batch = NamedSharding(mesh, P(("data", "fsdp")))
@@ -76,7 +76,7 @@ def test_packed_rows_on_a_mesh_are_those_of_one_device_and_stay_where_they_are(s
 def test_log_probs_nobody_wants_are_left_out_and_the_others_stay_as_they_are(shape):
     model, params = cases.make(cases.QWEN2)
     mesh = shape and models.make_mesh(data=shape[0], fsdp=shape[1], tensor=shape[2])
-    _, tokens, packing = packed(groups=4, tokens_per_group=40)
+    _, tokens, packing = packed(parts=4, tokens_per_part=40)
     weights = jax.random.normal(jax.random.key(7), (len(LENGTHS), WIDTH))
     position = jnp.arange(WIDTH)
     response = (position < LENGTHS[:, None]) & (position > LENGTHS[:, None] // 2)

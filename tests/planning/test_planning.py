@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -228,7 +229,7 @@ def test_a_head_that_may_leave_chunks_out_counts_in_full():
     assert cost.flops == 2 * 1024 * 16 * 40
 
 
-def test_messages_are_counted_by_kind_size_and_group():
+def test_collectives_are_counted_by_kind_size_and_group():
     mesh = models.make_mesh(fsdp=4, tensor=2)
     gather = compiled(lambda x: x, (64, 32), mesh=mesh, specs=(P("fsdp", "tensor"),), out=P(None, "tensor"))
     (found,) = gather.collectives
@@ -333,7 +334,14 @@ def test_statistics_of_the_update_are_programs_of_the_plan_and_take_time(plan, c
 def test_a_plan_is_text_and_json(plan):
     shown = str(plan)
     assert "decode 16 slots" in shown and "peak" in shown and "8 × CPU device" in shown
+    first, *rest = shown.splitlines()
+    assert re.fullmatch(r"FITS: [\d.]+ [kM]B of [\d.]+ GB on each device", first)  # no hours for a CPU
+    assert str(plan.run).startswith("FITS without activations: ") and "FITS" not in "".join(rest)
+    # Every column of the table is explained.
+    header = next(line for line in rest if line.startswith("program ")).split()
+    assert [line.split()[0] for line in rest if line.startswith("  ")] == header[1:]
     read = json.loads(plan.as_json())
+    assert read["verdict"] == first
     assert read["fits"] is True and read["peak"] == plan.peak and read["mesh"]["tensor"] == 2
     assert [p["name"] for p in read["programs"]] == [p.name for p in plan.programs]
     assert read["programs"][0]["collectives"]["all-gather"]["count"] > 0
@@ -351,6 +359,7 @@ def test_times_follow_for_a_chip_with_peaks(plan):
     slower = dataclasses.replace(fast, assumed=Assumptions(compute=0.1, memory=0.1, link=0.1)).estimate()
     assert slower.hours > 2 * estimate.hours
     assert "tokens/s" in str(fast) and "90% of the slots" in str(fast)
+    assert re.match(r"FITS: [\d.]+ [kM]B of 15.4 GB on each device, about \d+ min\n", str(fast))
 
 
 def test_what_is_too_large_is_named_with_what_would_fit(plan, monkeypatch):
@@ -363,7 +372,10 @@ def test_what_is_too_large_is_named_with_what_would_fit(plan, monkeypatch):
     assert tried[0][-1] == "model.remat=full" and tried[-3][-2:] == ("mesh.tensor=4", "mesh.fsdp=-1")
     assert any("track_drift=false" in overrides for overrides in tried)
     shown = str(dataclasses.replace(tight, proposal=tried[0]))
-    assert "it fits with model.remat=full" in shown
+    largest = max(tight.too_large, key=lambda program: program.peak)
+    assert shown.startswith(f"DOES NOT FIT: {largest.name} takes ")
+    assert shown.splitlines()[0].endswith(" on each device; it fits with model.remat=full")
+    assert str(tight).splitlines()[0].endswith("; nothing that was tried fits, take more devices")
 
 
 def test_a_proposal_is_compiled_and_fits(plan):
@@ -385,6 +397,7 @@ def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch)
     with pytest.raises(configs.ConfigError, match=r"memory: optimizer takes .* of a device's 10 kB; "):
         check_memory(run)
     large = plan_run(config, device_memory=1000)
+    assert str(large).startswith("DOES NOT FIT: the training state takes ") and "would help\n" in str(large)
     with pytest.raises(configs.ConfigError, match=r"memory: the training state takes .* 1 kB are free"):
         check_memory(large)
 

@@ -7,7 +7,7 @@ import pytest
 from synthetic import write_run
 
 from mugrpo_jax import objectives, report
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import ConfigError, WeightedReward
 from mugrpo_jax.report import colors, figures, panels
 from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.page import page
@@ -36,6 +36,20 @@ def test_the_learning_curve_shows_accuracy_reward_and_stages(run):
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [5, 9]
     assert [text.get_text() for text in axes.texts] == ["stage 1", "stage 2"]
     assert axes.get_xlabel() == "updates" and axes.get_ylabel()
+
+
+def test_each_of_several_rewards_has_a_line_that_breaks_between_stages(run):
+    assert not panels.rewards([run]).wanted
+    several = (WeightedReward("math", 1.0), WeightedReward("mine:short", -0.1))
+    task = dataclasses.replace(run.config.task, reward=several)
+    parts = [r | {"reward/math": 0.5, "reward/mine:short": 10.0 * r["stage"]} for r in run.generations]
+    config = dataclasses.replace(run.config, task=task)
+    panel = panels.rewards([dataclasses.replace(run, config=config, generations=tuple(parts))])
+    right, short = panel.lines
+    assert (right.name, short.name) == ("math", "mine:short") and panel.wanted
+    assert np.nan_to_num(short.x, nan=-1).tolist() == [0, 4, -1, 4, 8, -1, 8, 12, -1]
+    assert np.nan_to_num(short.y, nan=-1).tolist() == [0, 0, -1, 10, 10, -1, 20, 20, -1]
+    assert "the sum of 1 × math, -0.1 × mine:short. The first reward says" in panel.note
 
 
 def test_wall_clock_is_the_sum_of_what_the_run_took(run):
@@ -83,6 +97,7 @@ def test_every_figure_is_a_function_and_a_file(run, long, tmp_path):
     report.write_figures([run, long], tmp_path)
     expected = [maker.__name__ for makers in panels.SECTIONS.values() for maker in makers]
     expected.remove("adapted")  # µ-GRPO adapts nothing
+    expected.remove("rewards")  # the runs have a single reward
     assert sorted(path.stem for path in tmp_path.glob("*.svg")) == sorted(expected)
     assert all(path.stat().st_size > 5_000 for path in tmp_path.glob("*.png"))
 

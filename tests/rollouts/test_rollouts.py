@@ -240,13 +240,13 @@ def has_a_planned_shape(batch, buckets):
     return rows <= planned[length, batch["tokens"].size]
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_micro_batch_has_hardly_more_rows_than_it_needs(groups):
-    buckets = rollouts.plan_buckets(64, 2048, groups, unit=64)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_micro_batch_has_hardly_more_rows_than_it_needs(parts):
+    buckets = rollouts.plan_buckets(64, 2048, parts, unit=64)
     (most,) = [shape for shape in buckets.shapes if shape.tokens == 2048]
     assert most.rows == 64
     for needed, rows in [(2, 32), (32, 32), (34, 40), (42, 48), (50, 64), (64, 64)]:
-        assert buckets.trim(most, needed // groups).rows == rows
+        assert buckets.trim(most, needed // parts).rows == rows
     exact = [Row(np.zeros(32), np.zeros(32), np.zeros(32, np.float32), 1.0)] * 32
     (batch,) = arrange(exact, buckets)
     assert batch["mask"].shape == (32, 64) and batch["tokens"].size == 2048
@@ -300,8 +300,8 @@ def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
         Row(np.full(128, i), np.full(n, 1000 + i), np.full(n, float(i), np.float32), float(i + 1))
         for i, n in enumerate(lengths)
     ]
-    for groups in (1, 4):
-        batches = arrange(rows, rollouts.plan_buckets(640, 32_768, groups))
+    for parts in (1, 4):
+        batches = arrange(rows, rollouts.plan_buckets(640, 32_768, parts))
         seen = {}
         for batch in batches:
             for r in range(len(batch["mask"])):
@@ -320,15 +320,15 @@ def test_packed_tokens_are_those_of_the_rows_and_little_is_empty():
         assert all(batch["mask"].size <= 2 * batch["tokens"].size for batch in batches)
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_shared_prompt_is_packed_once_and_stands_in_every_row(groups):
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_shared_prompt_is_packed_once_and_stands_in_every_row(parts):
     rng = np.random.default_rng(0)
     rows = []
     for p in range(32):
         prompt = np.full(100, p)
         for n in rng.integers(20, 90, 8):
             rows.append(Row(prompt, np.full(n, 1000 + p), np.full(n, 1.0, np.float32), float(len(rows) + 1)))
-    buckets = rollouts.plan_buckets(200, 8192, groups, unit=100, share=True)
+    buckets = rollouts.plan_buckets(200, 8192, parts, unit=100, share=True)
     batches = arrange(rows, buckets)
     assert all(has_a_planned_shape(b, buckets) for b in batches)
     seen = set()

@@ -4,10 +4,12 @@ import dataclasses
 import threading
 from concurrent.futures import Future
 
+import msgpack
 import numpy as np
 import pytest
 
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts.records import decode, encode
 from mugrpo_jax.rollouts.rollout_folder import summarise
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
 from mugrpo_jax.sampling import Response
@@ -71,6 +73,27 @@ def test_responses_that_end_without_an_answer_are_counted(stage):
     found = [[rollout.malformed for rollout in group.rollouts] for group in groups]
     assert found == [[False, True, False], [True, False, False]] + [[None] * 3] * 3
     assert summarise(groups[:2])["malformed"] == 2 and "malformed" not in summarise(groups[2:])
+
+
+def test_each_of_several_rewards_is_stored_with_its_response_and_added_up(stage):
+    with ShardWriter(stage, PROBLEMS, 3, lambda text: None) as writer:
+        for index in range(5):
+            for sample in range(3):
+                parts = (("right", float(sample > 1)), ("short", -0.5 * index))
+                score: Future[Score] = Future()
+                score.set_result(Score(parts[0][1] + 2 * parts[1][1], parts=parts))
+                writer.add(response(index, sample), score, "no answer")
+        writer.finish()
+    manifest = stage.commit()
+    assert manifest["reward_parts"] == {"right": 5.0, "short": -15.0} and manifest["reward"] == -25.0
+    *_, last = read_groups(stage)
+    assert [r.parts for r in last.rollouts] == [{"right": float(n > 1), "short": -2.0} for n in range(3)]
+    # The first reward says what is right, whatever the sum is.
+    assert [rollout.malformed for rollout in last.rollouts] == [True, True, False]
+    # A single reward is stored as it always was, without parts.
+    (single,) = last.rollouts[:1]
+    records = encode(dataclasses.replace(last, rollouts=(dataclasses.replace(single, parts={}),)))
+    assert "parts" not in msgpack.unpackb(records[1]) and decode(records).rollouts[0].parts == {}
 
 
 def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):

@@ -36,6 +36,7 @@ def test_responses_that_could_not_be_scored_are_printed(capsys):
     progress.say_unscored("stage 0", {"ok": 7, "timeout": 1}, {"timeout": "problem 3: no verdict"})
     progress.say_unscored("stage 1", {"error": 2, "invalid": 3}, {})
     assert capsys.readouterr().out.splitlines() == [
-        "stage 0: 1 answer could not be scored, counted as 0: timeout × 1 (problem 3: no verdict)",
-        "stage 1: 5 answers could not be scored, counted as 0: error × 2, invalid × 3",
+        "stage 0: 1 answer could not be scored; a failed reward counts as 0: timeout × 1 (problem 3: no "
+        "verdict)",
+        "stage 1: 5 answers could not be scored; a failed reward counts as 0: error × 2, invalid × 3",
     ]

@@ -5,7 +5,15 @@ import time
 
 import pytest
 
-from mugrpo_jax.tasks import STATUSES, InlineScorer, Problem, ScoringPool, make_scorer
+from mugrpo_jax.tasks import (
+    STATUSES,
+    InlineScorer,
+    Problem,
+    Score,
+    ScoringPool,
+    WeightedScorer,
+    make_scorer,
+)
 from mugrpo_jax.tasks.processors import usable_processors
 
 STRANGE = "strange_rewards:reward"
@@ -180,6 +188,25 @@ def test_a_reward_that_fails_for_most_responses_stops_the_scorer(problem):
             scorer.submit("quit", problem)
     with InlineScorer(STRANGE, max_failed=0.9) as scorer:
         scorer.score_all([("fine" if i % 8 == 0 else "raise", problem) for i in range(600)])
+
+
+def test_several_rewards_are_a_weighted_sum_and_one_that_fails_counts_as_0(pool, problem):
+    weights, long = {"exact": 2.0, STRANGE: -0.5}, "length " + "x" * 10
+    with make_scorer(weights, workers=0) as scorer:
+        assert scorer.submit("42", problem).result() == Score(1.5, parts=(("exact", 1.0), (STRANGE, 1.0)))
+        assert scorer.submit(long, problem).result().value == -5.0
+        failed = scorer.submit("raise", problem).result()
+        nothing = (("exact", 0.0), (STRANGE, 0.0))
+        assert failed == Score(0.0, "error", f"{STRANGE}: RuntimeError: no idea", nothing)
+        assert scorer.counts["ok"] == 2 and scorer.counts["error"] == 1
+    # A reward in worker processes, whose failures count as -1: the sum waits for its last part.
+    mixed = WeightedScorer({"exact": InlineScorer("exact"), STRANGE: pool}, weights, max_failed=0.9)
+    scores = mixed.score_all([(text, problem) for text in ("42", long, "exit")])
+    assert [(score.value, score.status) for score in scores] == [(1.5, "ok"), (-5.0, "ok"), (0.5, "crash")]
+    with pytest.raises(ValueError, match=r"256 of the last 256 .* most often: .*: RuntimeError: no idea"):
+        mixed.score_all([("raise", problem)] * 300)
+    with pytest.raises(ValueError, match="reward is 'none'; possible: exact"):
+        make_scorer({"exact": 1.0, "none": 1.0})
 
 
 def test_a_worker_that_cannot_start_is_one_line_with_the_reason(problem, tmp_path, monkeypatch):
