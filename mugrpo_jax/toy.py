@@ -104,6 +104,7 @@ def train(
     size `ess` of the batch, the size `step` of the update, the `drift` since the stage began and the `cosine`
     of consecutive gradients. With `watch`, also `objectives.diagnostics` without its quantiles.
     """
+
     def update(start: Policy, carry: Any, batch: dict[str, jax.Array]) -> Any:
         policy, state, last = carry
 
@@ -138,13 +139,13 @@ def train(
     policy = first_policy()
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), stages)
     nothing = jax.tree.map(jnp.zeros_like, policy)
-    adam: Any = (0, nothing, nothing)
-    (policy, *_), measured = jax.lax.scan(stage, (policy, adam, nothing), keys)
+    first: Any = (policy, (0, nothing, nothing), nothing)
+    (policy, *_), measured = jax.lax.scan(stage, first, keys)
     return policy, jax.tree.map(lambda array: array.reshape(-1), measured)
 
 
 def _adam(gradient: Policy, state: Any, beta: float = 0.9) -> tuple[Policy, Any]:
-    """The direction of Adam with β₁ = β₂ = `beta`. The state is the number of steps and two moving averages."""
+    """The direction of Adam with β₁ = β₂ = `beta`. The state: number of steps and two moving averages."""
     count, mean, square = state
     count = count + 1
     mean = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, mean, gradient)

@@ -146,7 +146,7 @@ def open_run(config: RunConfig, path: Path, *, back_to: int | None = None) -> It
         )
         gc.freeze()  # garbage collections need not visit the model, the task and the modules again
         resources.callback(gc.unfreeze)
-        report = LiveReport(path, setup)
+        report = LiveReport(path, setup, task.train)
         resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         resources.callback(folder.journal.sync)
         for tracker in open_trackers(config, path) if jax.process_index() == 0 else ():
