@@ -21,13 +21,12 @@ sys.path.insert(0, str(DOCS / "generate"))
 hooks = importlib.import_module("hooks")
 pages = importlib.import_module("pages")
 
-GENERATED = {"reference/config.md": pages.config_page(), "reference/commands.md": pages.commands_page()}
+GENERATED = {f"reference/{name}": text for name, text in pages.reference_pages().items()}
 for _notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
     GENERATED |= {k: v for k, v in pages.notebook_page(_notebook).items() if k.endswith(".md")}
-GENERATED["notebooks/toy.py"] = ""
 SOURCES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
-TEXTS |= {f"docs/{name}": text for name, text in GENERATED.items()}
+KEPT = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
+TEXTS = KEPT | {f"docs/{name}": text for name, text in GENERATED.items()}
 WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs/") not in GENERATED}
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -62,9 +61,36 @@ def slugs(text):
     return {re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("name", KEPT)
+def test_relative_links_lead_to_files_of_the_repository(name):
+    """Somebody who reads the page on a code host can follow its links, without a build."""
+    for link in _LINK.findall(prose(KEPT[name])):
+        place = link.partition("#")[0]
+        if place and "://" not in link:
+            target = ((ROOT / name).parent / place).resolve()
+            assert target.is_relative_to(ROOT) and target.exists(), f"{name}: {link}"
+
+
+def test_the_kept_reference_is_that_of_the_code():
+    for name, text in pages.reference_pages().items():
+        assert (pages.REFERENCE / name).read_text() == text, f"{name}: run python docs/generate/pages.py"
+
+
+def test_every_module_of_the_reference_has_a_link_to_its_source():
+    found = [
+        pair
+        for name, text in KEPT.items()
+        if name.startswith("docs/reference/")
+        for pair in re.findall(r"^(?:Source: \[.*?\]\(\.\./\.\./(.*?)\)\n\n)?^::: (\S+)", text, re.M)
+    ]
+    assert len(found) > 40
+    for source, module in found:
+        assert (ROOT / source).resolve() == Path(importlib.import_module(module).__file__), module
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name):
-    for link in _LINK.findall(prose(TEXTS[name])):
+    for link in _LINK.findall(prose(hooks.on_page_markdown(TEXTS[name]))):
         if link.startswith(("http://", "https://")) or link.endswith(".svg"):
             continue
         place, _, anchor = link.partition("#")
@@ -182,6 +208,14 @@ def test_formulas_become_mathml():
     )
     assert shown.count("<math") == 2 and "arithmatex" not in shown
     assert "<mfrac>" in shown and "<mo>&#x0003C;</mo>" in shown
+
+
+def test_links_out_of_the_documentation_lead_to_pages_of_the_site():
+    shown = hooks.on_page_markdown(
+        "[one](../notebooks/1_method.ipynb) [two](../../notebooks/2_losses.ipynb) "
+        "[`veto.py`](../../mugrpo_jax/objectives/veto.py)"
+    )
+    assert shown == "[one](notebooks/1_method.md) [two](../notebooks/2_losses.md) `veto.py`"
 
 
 def test_the_architecture_page_lists_the_files_of_every_room():

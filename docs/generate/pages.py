@@ -1,4 +1,10 @@
-"""Make reference pages from the code: config keys, commands, notebooks."""
+"""Make reference pages from the code: config keys, commands, notebooks.
+
+The pages of config keys and commands are kept in the repository, for readers on a code host. After a change
+of a key or a command, write them again:
+
+    python docs/generate/pages.py
+"""
 
 import argparse
 import base64
@@ -14,6 +20,8 @@ from mugrpo_jax import objectives
 from mugrpo_jax.cli import main as cli
 from mugrpo_jax.config import RunConfig
 
+HIDDEN = "remove-cell"  # the tag of cells that only check a notebook; pages leave them out
+REFERENCE = Path(__file__).parents[1] / "reference"
 _TABLE = "| key | type | default | meaning |\n|---|---|---|---|"
 
 
@@ -21,7 +29,7 @@ def config_page() -> str:
     """Every key of a config with its type, default and meaning, and the knobs of every objective."""
     head = (
         "# Config\n\nEvery key of a config file and of `key=value` on the command line, as "
-        "[`mugrpo_jax.config`](package.md#configs) defines them. Keys of a section are written with a dot: "
+        "[`mugrpo_jax.config`](training.md#configs) defines them. Keys of a section are written with a dot: "
         "`batch.stages=2`.\n"
     )
     return "\n".join([head, *_section(RunConfig, ""), _knobs()])
@@ -136,6 +144,8 @@ def notebook_page(path: Path) -> dict[str, str | bytes]:
         if cell["cell_type"] == "markdown":
             parts.append(source)
             continue
+        if HIDDEN in cell["metadata"].get("tags", []):
+            continue
         parts.append(f"```python\n{source}\n```")
         printed = "".join(map(_text, cell["outputs"])).strip("\n")
         if printed:
@@ -161,3 +171,13 @@ def _picture(output: Mapping[str, Any]) -> tuple[str, str | bytes] | None:
     if "image/svg+xml" in data:
         return "svg", "".join(data["image/svg+xml"])
     return ("png", base64.b64decode(data["image/png"])) if "image/png" in data else None
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the pages of `docs/reference` that are made from the code, by their file names."""
+    return {"config.md": config_page(), "commands.md": commands_page()}
+
+
+if __name__ == "__main__":
+    for name, text in reference_pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")

@@ -161,7 +161,7 @@ def open_run(
         )
         gc.freeze()  # garbage collections need not visit the model, the task and the modules again
         resources.callback(gc.unfreeze)
-        report = LiveReport(path, setup)
+        report = LiveReport(path, setup, task.train)
         resources.push(lambda kind, *_: report.finish(failed=kind not in (None, Stopped)))
         resources.callback(folder.journal.sync)
         time_left = TimeLeft(config)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mugrpo_jax.report.run_history import read_run
 from mugrpo_jax.report.samples import SampleScorer, pick_samples, write_samples
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.setup.run_setup import RunSetup
+from mugrpo_jax.tasks.task import Problem
 
 _SHARE = 0.05  # largest share of a run's time that may be spent on writing pages
 _SAMPLED = 64  # most stages with samples, because samples of a thousand short stages would take too long
@@ -27,8 +28,8 @@ class LiveReport:
     and always when the run ends, stops or fails. An error in writing is printed and does not stop training.
     """
 
-    def __init__(self, folder: Path, policy: RunSetup) -> None:
-        self.folder, self.policy = folder, policy
+    def __init__(self, folder: Path, policy: RunSetup, problems: Sequence[Problem] = ()) -> None:
+        self.folder, self.policy, self.problems = folder, policy, problems
         self._scorer = SampleScorer(policy, policy.step_options())
         self._quiet_until = time.monotonic() + _FIRST
 
@@ -41,7 +42,7 @@ class LiveReport:
             rows = _try(lambda: pick_samples(self._scorer, config, rollouts))
             # Scoring is a program on all devices, so either all hosts execute it or no host does.
             if all(distributed.gather("samples", rows is not None)):
-                _try(lambda: write_samples(self._scorer, params, config, rows, path))
+                _try(lambda: write_samples(self._scorer, params, config, rows, path, self.problems))
         if time.monotonic() >= self._quiet_until:
             self._draw()
 

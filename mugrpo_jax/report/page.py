@@ -167,11 +167,11 @@ def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
 
 
 def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
-    """Return the measured quantities of the law, and in the last row the limits that the paper reports."""
+    """Return the measured quantities of the law and, if a run collapsed, the limits of the paper."""
     measured = ["G = ‖Δθ‖ / η", "cosine", "drift exponent", "signal by drift", "regime", "R_batch"]
     rows = [["run", "S = µ", "T", "η", "S·η", "T·η", *measured, "η at most"]]
-    for name, run in zip(called, runs):
-        p = law.position(run)
+    positions = [law.position(run) for run in runs]
+    for name, p in zip(called, positions):
         growth = (math.nan, math.nan) if p.growth is None else (p.growth.exponent, p.growth.signal)
         cells = [p.update_size, p.signal, *growth]
         rates = [p.learning_rate, p.lag_times_rate, p.updates_times_rate]
@@ -179,6 +179,8 @@ def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
         settings = [name, str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates)]
         limits = [p.regime or "–", number(p.batch_drift), number(limit)]
         rows.append([*settings, *map(number, cells), *limits])
+    if not law.shows_reported(positions):
+        return rows
     reported = [f"{law.REPORTED.stale:.2g}", f"{law.REPORTED.horizon:.2g}"]
     rows.append(["the paper, GRPO without protection", "", "", "", *reported, *[""] * 7])
     return rows

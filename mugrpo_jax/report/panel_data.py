@@ -165,6 +165,24 @@ def run_bins(run: History) -> np.ndarray:
     return np.concatenate(parts) if parts else np.arange(0)
 
 
+def over_stages(
+    run: History, x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`reduce` values of all updates, with a gap (NaN) before each new stage, so that no line joins stages.
+
+    If a point shows several stages, there are no gaps.
+    """
+    starts = run_bins(run)
+    reduced = reduce(x, y, starts)
+    if bin_size(len(run.updates), MOST_POINTS) > run.config.batch.updates_per_stage:
+        return reduced
+    firsts = [part.start for part in list(run.stage_slices.values())[1:]]
+    places = np.searchsorted(starts, firsts)
+    x, *values = reduced
+    mean, low, high = (np.insert(array, places, np.nan) for array in values)
+    return np.insert(x, places, x[places]), mean, low, high
+
+
 def spread(items: Sequence[T], most: int) -> list[T]:
     """Return at most `most` items, evenly spread, with the first and the last item.
 

@@ -1,6 +1,5 @@
 """Compute the data of every figure in a report. Each function takes runs and returns one figure's data."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,13 +9,11 @@ from mugrpo_jax.report.against_staleness import drawable, for_all
 from mugrpo_jax.report.objective_panels import adapted, clipped, vetoed
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
-    MOST_POINTS,
     MOST_STAGES,
-    STYLES,
     Bars,
     Line,
     Panel,
-    bin_size,
+    over_stages,
     reduce,
     run_bins,
     time_unit,
@@ -26,6 +23,15 @@ from mugrpo_jax.report.run_history import History
 from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
 from mugrpo_jax.report.step_signal_panels import drift, gradient_cosine
 from mugrpo_jax.report.trigger_panels import abandoned, mean_ratio_negative, pull_behind_trigger
+from mugrpo_jax.report.update_panels import (
+    entropy,
+    equal_groups,
+    gradient_norm,
+    kl,
+    largest_bin,
+    loss,
+    response_length,
+)
 
 # -- learning
 
@@ -46,7 +52,7 @@ def _learning(runs: Sequence[History], over: str) -> Panel:
     marks: list[tuple[str, float, int | None]] = []
     for i, run in enumerate(runs):
         place = run.values("updates" if over == "updates" else "seconds/clock") / factor
-        x, y, low, high = reduce(place, run.values("reward"), run_bins(run))
+        x, y, low, high = over_stages(run, place, run.values("reward"))
         if len(runs) == 1 or not run.evaluations:  # with several runs, only accuracies can be compared
             lines.append(Line(i, "training reward", x, y, low, high, style="dashed"))
         if run.evaluations:
@@ -74,8 +80,10 @@ def _accuracy(i: int, run: History, over: str, factor: float) -> Line:
 
 
 def _learning_note(runs: Sequence[History], over: str) -> str:
-    size = _largest_bin(runs)
-    reward = f"Each reward is the mean of {size} updates; the band is their range." if size > 1 else ""
+    size = largest_bin(runs)
+    reward = "The training reward is measured on stored rollouts; it changes when new ones are generated."
+    if size > 1:
+        reward += f" Each reward is the mean of {size} updates; the band is their range."
     time = "Pauses between a stop and the restart do not count." if over == "seconds" else ""
     accuracy = "Accuracy on held-out problems ± one standard error. Dotted lines: a new stage starts."
     return " ".join(filter(None, (accuracy, reward, time)))
@@ -109,28 +117,29 @@ def _ratio_quantiles(runs: Sequence[History], sign: str, relation: str) -> Panel
     return for_all(runs, title, "ρ", metrics, log="y", levels=(("", 1.0),), note=note)
 
 
-def gap(runs: Sequence[History]) -> Panel:
-    """Panel: |log-ratio| against staleness. The value at staleness 0 is the sampler–trainer gap."""
-    note = "At staleness 0 the policy has not changed yet: the value is the gap between sampler and trainer."
+def log_ratio(runs: Sequence[History]) -> Panel:
+    """Panel: |log-ratio| of the tokens against staleness: how far the policy is from the one that sampled."""
     metrics = {"mean": "gap/tokens", "largest": "gap_max"}
-    return for_all(runs, "Sampler–trainer gap", "|log π − log b|", metrics, log="y", note=note)
+    return for_all(runs, "Distance from the rollouts", "|log π − log b|", metrics, log="y")
+
+
+def gap(runs: Sequence[History]) -> Panel:
+    """Panel: the sampler–trainer gap of each stage, |log-ratio| before the first update of the stage."""
+    lines = []
+    for i, run in enumerate(runs):
+        first = run.values("staleness") == 0
+        for name, metric in {"mean": "gap/tokens", "largest": "gap_max"}.items():
+            y = drawable(run.values(metric)[first], "y")
+            if np.isfinite(y).any():
+                lines.append(Line(i, name, run.values("stage")[first], y, style="points"))
+    note = (
+        "Before the first update of a stage, sampler and trainer have the same weights. What differs is "
+        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16."
+    )
+    return Panel("Sampler–trainer gap", "stage", "|log π − log b|", tuple(lines), log="y", note=note)
 
 
 # -- responses
-
-
-def response_length(runs: Sequence[History]) -> Panel:
-    """Panel: the mean response length in each update, against updates."""
-    return _over_updates(runs, "Response length", "tokens", {"mean": "response_length"}, low=0)
-
-
-def entropy(runs: Sequence[History]) -> Panel:
-    """Panel: mean entropy of the policy per response token and, with a KL term, its KL from the reference."""
-    metrics = {"entropy": "entropy/tokens", "KL from the reference": "reference_kl/tokens"}
-    panel = _over_updates(runs, "Policy entropy", "nats per token", metrics, log="y")
-    recorded = tuple(line for line in panel.lines if np.isfinite(line.y).any())
-    note = "Near 0, the policy always gives the same response and explores no more."
-    return dataclasses.replace(panel, lines=recorded, note=" ".join(filter(None, (note, panel.note))))
 
 
 def broken_responses(runs: Sequence[History]) -> Panel:
@@ -148,34 +157,6 @@ def broken_responses(runs: Sequence[History]) -> Panel:
     )
     title = "Malformed or unfinished responses"
     return Panel(title, "updates", "share of responses", tuple(lines), low=0, note=note)
-
-
-def gradient_norm(runs: Sequence[History]) -> Panel:
-    """Panel: the norm of the gradient before gradient clipping, against updates."""
-    return _over_updates(runs, "Gradient norm", "‖g‖", {"norm": "gradient_norm"}, log="y")
-
-
-def _over_updates(
-    runs: Sequence[History],
-    title: str,
-    y: str,
-    metrics: Mapping[str, str],
-    *,
-    log: str = "",
-    low: float | None = None,
-) -> Panel:
-    lines = []
-    for i, run in enumerate(runs):
-        for (name, metric), style in zip(metrics.items(), STYLES):
-            values = drawable(run.values(metric), log)
-            lines.append(Line(i, name, *reduce(run.values("updates"), values, run_bins(run)), style=style))
-    size = _largest_bin(runs)
-    note = f"Each point is the mean of {size} updates; the band is their range." if size > 1 else ""
-    return Panel(title, "updates", y, tuple(lines), low=low, log=log, note=note)
-
-
-def _largest_bin(runs: Sequence[History]) -> int:
-    return max(bin_size(len(run.updates), MOST_POINTS) for run in runs)
 
 
 # -- time
@@ -219,24 +200,28 @@ def staleness_law(runs: Sequence[History]) -> Panel:
     positions = [law.position(run) for run in runs]
     places = {i: _effective(p) for i, p in enumerate(positions) if p.lag_times_rate > 0 and p.updates}
     lines = [Line(i, "run", np.array([x]), np.array([y]), style="points") for i, (x, y) in places.items()]
-    marks: list[tuple[str, float, int | None]] = [("paper", law.REPORTED.stale, None)]
-    levels = [("paper", law.REPORTED.horizon)]
-    note = (
-        "Effective updates: S if all updates are parallel, √S if they are noise, by the measured drift. "
-        "Dotted lines: the limits that the paper reports for GRPO without protection"
-    )
+    marks: list[tuple[str, float, int | None]] = []
+    levels: list[tuple[str, float]] = []
+    note = "Effective updates: S if all updates are parallel, √S if they are noise, by the measured drift."
+    limits = []
+    if law.shows_reported(positions):
+        marks.append(("paper", law.REPORTED.stale, None))
+        levels.append(("paper", law.REPORTED.horizon))
+        limits.append("those that the paper reports for GRPO without protection")
     fitted = law.fit(runs)
     alone = positions[0].advised if len(runs) == 1 else None
     if fitted is not None:
         marks.append(("fitted", fitted.constants.stale, None))
         levels.append(("fitted", fitted.constants.horizon))
-        note += ", and those fitted to these runs"
+        limits.append("those fitted to these runs")
     elif alone is not None and np.isfinite(alone.stage_limit):
         in_stage, _ = _effective(positions[0])
         marks.append(("measured", in_stage * alone.stage_limit / positions[0].learning_rate, None))
-        note += ", and the limit measured in this run"
+        limits.append("that measured in this run")
+    if limits:
+        note += f" Dotted lines are limits: {', and '.join(limits)}."
     axes = "Staleness law", "η · effective updates of a stage", "η · effective updates of the run"
-    return Panel(*axes, tuple(lines), tuple(marks), tuple(levels), log="xy", note=f"{note}.")
+    return Panel(*axes, tuple(lines), tuple(marks), tuple(levels), log="xy", note=note)
 
 
 def _effective(place: law.Position) -> tuple[float, float]:
@@ -255,11 +240,13 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         effective_sample_size,
         ratios_positive,
         ratios_negative,
+        log_ratio,
         gap,
         drift,
         gradient_cosine,
     ),
-    "Responses": (response_length, entropy, finish_reasons, broken_responses),
+    "Updates": (loss, entropy, kl, equal_groups, gradient_norm),
+    "Responses": (response_length, finish_reasons, broken_responses),
     "Time": (time_spent, throughput, slot_occupancy),
-    "Staleness law": (staleness_law, gradient_norm),
+    "Staleness law": (staleness_law,),
 }

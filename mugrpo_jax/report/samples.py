@@ -1,7 +1,8 @@
 """Choose some responses of each stage for the report, and score their tokens after the stage's updates.
 
 The file `samples/stage-000.json` in a run's folder has for each response the reward, the advantage, the text
-of each token, its log-probs at sampling and after the updates, and the tokens that the veto removes.
+of each token, its log-probs at sampling and after the updates, the tokens that the veto removes, and the
+expected answer.
 """
 
 import functools
@@ -28,10 +29,12 @@ from mugrpo_jax.report.panel_data import spread
 from mugrpo_jax.report.run_history import History
 from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, read_groups, shaped_rewards
 from mugrpo_jax.setup.run_setup import RunSetup
+from mugrpo_jax.tasks.task import Problem
 from mugrpo_jax.training import StepOptions
 
 PAGE_BYTES = 1_500_000  # most bytes of samples on one page
 MOST_TOKENS = 2048  # most tokens of one response on a page
+MOST_ANSWER = 500  # most characters of an expected answer
 _GROUPS = 64  # samples are chosen among so many groups at the start of a stage
 
 
@@ -100,17 +103,35 @@ def pick_samples(scorer: SampleScorer, config: RunConfig, stage: RolloutFolder) 
 
 
 def write_samples(
-    scorer: SampleScorer, params: Any, config: RunConfig, rows: Sequence[Candidate], path: Path
+    scorer: SampleScorer,
+    params: Any,
+    config: RunConfig,
+    rows: Sequence[Candidate],
+    path: Path,
+    problems: Sequence[Problem] = (),
 ) -> None:
     """Score candidates on all processes. Process 0 writes the samples from `choose` into the file `path`."""
     count = config.report.samples
     scored = list(zip(rows, scorer(params, rows)))
     if jax.process_index() == 0:
-        samples = [
-            describe(row, logp, config, scorer.policy.tokenizer) for row, logp in choose(scored, count)
-        ]
+        chosen = choose(scored, count)
+        samples = [describe(row, logp, config, scorer.policy.tokenizer) for row, logp in chosen]
+        answers = expected_answers(problems, {row.group.problem for row, _ in chosen})
+        samples = [sample | {"answer": answers.get(sample["problem"], "")} for sample in samples]
         make_folder(path.parent)
         write_atomically(path, json.dumps(samples, allow_nan=False, separators=(",", ":")))
+
+
+def expected_answers(problems: Sequence[Problem], wanted: set[str]) -> dict[str, str]:
+    """Return {id of a problem: its right answer} for the wanted problems; a very long answer is cut."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        if len(found) == len(wanted):
+            break
+        if problem.id in wanted:
+            cut = len(problem.answer) > MOST_ANSWER
+            found[problem.id] = problem.answer[:MOST_ANSWER] + ("…" if cut else "")
+    return found
 
 
 def candidates(groups: Sequence[Group], rewards: np.ndarray, count: int, advantage: str) -> list[Candidate]:

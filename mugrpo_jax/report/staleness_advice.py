@@ -4,7 +4,14 @@ import math
 
 from mugrpo_jax import objectives
 from mugrpo_jax.report.run_history import History
-from mugrpo_jax.report.staleness_position import CLIPPED, ESS_LOSS, REPORTED, Position, position
+from mugrpo_jax.report.staleness_position import (
+    CLIPPED,
+    ESS_LOSS,
+    REPORTED,
+    Position,
+    position,
+    shows_reported,
+)
 
 _CARRIES = {
     "noise": "noise carries the drift, so the largest learning rate falls as 1/√µ",
@@ -118,9 +125,11 @@ def _ordered(fitted: objectives.StalenessFit) -> str:
 
 
 def _reported(place: Position) -> str:
+    if not shows_reported([place]):
+        return ""
     return (
         f"For comparison: this run has S·η = {place.lag_times_rate:.2g} and T·η = "
         f"{place.updates_times_rate:.2g}. The paper reports limits of {REPORTED.stale:.2g} and "
         f"{REPORTED.horizon:.2g} for GRPO without protection on Llama-3.2-1B and 3B; they do not hold for "
-        "other methods and models."
+        "other methods and models. Another model can be far beyond them and healthy."
     )

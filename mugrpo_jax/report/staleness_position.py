@@ -138,6 +138,15 @@ def position(run: History) -> Position:
     )
 
 
+def shows_reported(positions: Sequence[Position]) -> bool:
+    """Return whether to compare runs with `REPORTED`: only if one collapsed.
+
+    The reported limits are for one method and two models. A healthy run can be thousands of times beyond
+    them, which would look like an alarm and is none.
+    """
+    return any(place.collapse is not None for place in positions)
+
+
 def _growth(run: History, drift: np.ndarray) -> tuple[objectives.DriftFit | None, float]:
     """Return the median over stages of how the drift grows, and the exponent of a random walk."""
     rate, momentum = run.config.optimizer.learning_rate, run.config.optimizer.beta1

@@ -52,6 +52,7 @@ def write_samples(folder, stage, count, tokens=6):
                 "advantage": -1.0 if wrong else 1.0,
                 "finish": "stop",
                 "status": "ok",
+                "answer": "3 < 4",
             }
         )
     (folder / "samples" / f"stage-{stage:03d}.json").write_text(json.dumps(found))
@@ -118,6 +119,9 @@ def _update(stage, i, mu, total, rng):
         **{f"within_{band}/tokens": math.exp(-share / band) - 1e-3 for band in (0.001, 0.01, 0.05)},
         "cap/tokens": math.exp(-share),  # P3O only; a figure of another objective must not draw it
         "entropy/tokens": 0.5 - 0.1 * share,
+        "loss": 0.01 * rng.standard_normal(),
+        "k3/tokens": 0.05 * share**2,
+        "equal_groups": 0.3 + 0.1 * stage,
         "ess/tokens": math.exp(-share),
         "sequence_ess/responses": math.exp(-4 * share),
         **{f"ratio_{name}/positive_tokens": value for name, value in ratios.items()},

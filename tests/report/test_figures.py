@@ -31,8 +31,10 @@ def test_the_learning_curve_shows_accuracy_reward_and_stages(run):
     assert list(accuracy.get_xdata()) == [0, 4, 8, 12]
     assert list(accuracy.get_ydata()) == pytest.approx([0.2, 0.4, 0.6, 0.8])
     (reward,) = (line for line in axes.lines if line.get_linestyle() == "--")
-    assert list(reward.get_xdata()) == list(range(1, 13))
-    assert list(reward.get_ydata()) == pytest.approx([record["reward"] for record in run.updates])
+    x, y = reward.get_data()
+    assert x.tolist() == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 9, 10, 11, 12]
+    assert np.flatnonzero(np.isnan(y)).tolist() == [4, 9]  # no line from one stage's rollouts to the next
+    assert y[~np.isnan(y)] == pytest.approx([record["reward"] for record in run.updates])
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [5, 9]
     assert [text.get_text() for text in axes.texts] == ["stage 1", "stage 2"]
     assert axes.get_xlabel() == "updates" and axes.get_ylabel()
@@ -69,17 +71,38 @@ def test_against_staleness_there_is_a_line_for_each_stage(run):
 
 
 def test_the_kl_from_a_reference_policy_is_drawn_only_if_it_was_recorded(run):
-    (line,) = panels.entropy([run]).lines
-    assert line.name == "entropy" and line.y[:2] == pytest.approx([0.5, 0.475])
+    (line,) = panels.kl([run]).lines
+    assert line.name == "from the policy that sampled"
+    assert line.y[:5] == pytest.approx([0, 0.05 / 16, 0.05 / 4, 0.05 * 9 / 16, np.nan], nan_ok=True)
     updates = tuple(record | {"reference_kl/tokens": 0.1} for record in run.updates)
-    lines = panels.entropy([dataclasses.replace(run, updates=updates)]).lines
-    assert [line.name for line in lines] == ["entropy", "KL from the reference"]
+    lines = panels.kl([dataclasses.replace(run, updates=updates)]).lines
+    assert [line.name for line in lines] == ["from the policy that sampled", "from the reference"]
+
+
+def test_loss_entropy_and_equal_groups_are_drawn_over_updates(run):
+    (loss,), (entropy,), (equal,) = (
+        maker([run]).lines for maker in (panels.loss, panels.entropy, panels.equal_groups)
+    )
+    assert loss.y[:4] == pytest.approx([record["loss"] for record in run.updates[:4]])
+    assert entropy.y[:2] == pytest.approx([0.5, 0.475])
+    assert equal.y[[0, 5, 10]] == pytest.approx([0.3, 0.4, 0.5]) and equal.x[[0, 5, 10]].tolist() == [1, 5, 9]
+
+
+def test_the_sampler_trainer_gap_is_shown_only_where_the_weights_are_equal(run):
+    mean, largest = panels.gap([run]).lines
+    assert mean.x.tolist() == largest.x.tolist() == [0, 1, 2]  # one point per stage, before its first update
+    assert mean.y == pytest.approx([1e-6] * 3) and largest.y == pytest.approx([1e-5] * 3)
+    distance = panels.log_ratio([run])
+    assert "gap" not in f"{distance.title} {distance.note}" and distance.lines[0].y[-1] > 0.1
 
 
 def test_reduction_keeps_means_and_extremes_and_says_so(long):
     reward = panels.learning([long]).lines[0]
     values = long.values("reward")
-    assert len(reward.x) <= MOST_POINTS and "mean of 4 updates" in panels.learning([long]).note
+    assert (
+        np.count_nonzero(~np.isnan(reward.y)) <= MOST_POINTS
+        and "mean of 4 updates" in panels.learning([long]).note
+    )
     assert reward.y[:2] == pytest.approx([values[:4].mean(), values[4:8].mean()])
     assert np.nanmin(reward.low) == values.min() and np.nanmax(reward.high) == values.max()
     panel = panels.vetoed([long])
@@ -88,7 +111,8 @@ def test_reduction_keeps_means_and_extremes_and_says_so(long):
 
 
 def test_points_do_not_mix_stages(long):
-    x = panels.learning([long]).lines[0].x
+    line = panels.learning([long]).lines[0]
+    x = line.x[~np.isnan(line.y)]
     edges = np.flatnonzero(np.diff((x - 1) // 100))  # the last point of each stage
     assert len(edges) == 19 and np.allclose(x[edges], 100 * np.arange(1, 20) - 1.5)
 
@@ -214,7 +238,7 @@ def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
 
 def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
     (panel,) = [panels.staleness_law([run])]
-    assert [label for label, *_ in panel.marks] == ["paper", "measured"] and len(panel.levels) == 1
+    assert [label for label, *_ in panel.marks] == ["measured"] and not panel.levels  # nothing of the paper
     place = law.position(run)
     in_stage = place.effective(place.lag, first_stage=False)
     in_run = place.effective(place.updates, first_stage=True)
@@ -224,7 +248,13 @@ def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
     assert in_run == pytest.approx(1e-4 * moved)
     other = report.read_run(write_run(tmp_path / "other", stages=3, mu=4, rate=1e-6))
     panel = panels.staleness_law([run, other])
+    assert [label for label, *_ in panel.marks] == [label for label, _ in panel.levels] == ["fitted"]
+    assert "the paper" not in page([run, other]) and "the paper" not in panel.note
+    for record in other.evaluations[2:]:
+        record["accuracy"] = 0.0
+    panel = panels.staleness_law([run, other])
     assert [label for label, *_ in panel.marks] == [label for label, _ in panel.levels] == ["paper", "fitted"]
+    assert "the paper, GRPO without protection" in page([run, other])
 
 
 def test_a_run_given_twice_is_refused(run, tmp_path):

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from synthetic import write_run
 
@@ -120,6 +121,26 @@ def test_vetoed_tokens_and_triggers_are_marked_and_text_is_not_markup(browser, o
     )
     assert [mark.split()[1:] for mark in marks] == [["up"], ["up"], ["down", "trigger"], *[["veto"]] * 3]
     assert browser.evaluate("document.querySelector('.prompt').textContent") == "1+<b>2</b>="
+    assert browser.evaluate("document.querySelector('.expected').textContent") == "expected answer: 3 < 4"
+
+
+def test_lines_are_smoothed_within_a_stage_and_accuracy_is_not(browser, one):
+    browser.open(one)
+    ys = (
+        "(() => { const f = Bokeh.index.roots[0].model.renderers.map(r => r.data_source.data);"
+        "return Object.fromEntries(f.flatMap(d => (d.ys || []).map((y, i) => [d.what[i], [...y]]))); })()"
+    )
+    rough = browser.evaluate(ys)
+    smoothing = "(e => { e.value = VALUE; e.dispatchEvent(new Event('input', {bubbles: true})); })"
+    smoothing += "(document.getElementById('smoothing'))"
+    browser.evaluate(smoothing.replace("VALUE", "0.9"))
+    smooth = browser.evaluate(ys)
+    reward = smooth["training reward"]
+    assert np.ptp(reward[1:24]) < 0.7 * np.ptp(rough["training reward"][1:24])
+    assert reward[24] is None and reward[25] == pytest.approx(rough["training reward"][25])  # starts again
+    assert smooth["held-out accuracy"] == rough["held-out accuracy"]
+    browser.evaluate(smoothing.replace("VALUE", "0"))
+    assert browser.evaluate(ys)["training reward"][:24] == pytest.approx(rough["training reward"][:24])
 
 
 def test_tokens_are_read_with_the_keyboard(browser, one):
@@ -182,6 +203,9 @@ def test_it_prints_in_a_few_pages(browser, one, tmp_path):
 
 def test_only_differing_keys_of_two_configs(browser, two):
     browser.open(two)
+    table = "document.getElementById('table-Config')"
+    assert browser.evaluate(f"{table}.closest('details').open") is False  # folded
+    browser.evaluate(f"{table}.closest('details').open = true")
     browser.evaluate("document.querySelector('[data-only=Config]').click()")
     rows = browser.evaluate(
         "[...document.querySelectorAll('#table-Config tbody tr')]"

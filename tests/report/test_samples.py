@@ -12,6 +12,7 @@ from mugrpo_jax.loop import stages
 from mugrpo_jax.report import live, samples
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups, shaped_rewards
 from mugrpo_jax.setup.run_setup import load_run_model
+from mugrpo_jax.tasks.task import Problem
 
 CONFIG = [
     "model.source=tiny",
@@ -63,6 +64,7 @@ def test_a_run_leaves_samples_of_each_stage_under_the_policy_that_it_has(run):
             assert len(sample["pieces"]) == len(sample["logp"]) == len(sample["behavior"])
             assert sample["logp"] == pytest.approx(sample["behavior"], abs=2e-4)
             assert sample["vetoed"] == sample["triggers"] == []
+            assert int(sample["answer"]) == eval(sample["prompt"].removesuffix("="))
 
 
 def test_a_run_says_how_many_responses_are_malformed(run, config):
@@ -170,6 +172,12 @@ def test_a_sample_shows_what_the_objective_vetoes(config):
     assert (found["triggers"], found["vetoed"]) == ([], [])
     grpo = configs.load(None, [*CONFIG, "objective.name=grpo"])
     assert samples.describe(wrong, logp, grpo, tokenizer)["vetoed"] == []
+
+
+def test_only_wanted_answers_are_looked_up_and_long_ones_are_cut():
+    problems = [Problem("a", "", "1"), Problem("b", "", "x" * 900), Problem("c", "", "3")]
+    found = samples.expected_answers(iter(problems), {"a", "b"})
+    assert found == {"a": "1", "b": "x" * samples.MOST_ANSWER + "…"}
 
 
 def test_pieces_join_to_the_text_and_split_no_character():

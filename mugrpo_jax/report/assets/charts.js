@@ -44,6 +44,8 @@ const drawChart = (() => {
       color: lines.map((line) => line.color), alpha: lines.map((line) => line.alpha),
       what: lines.map((line) => line.what),
     } });
+    const rough = lines.map((line) => line.errors ? null : known(line.ys));  // null: not smoothed
+    (figure.smoothed ??= []).push({ source, rough });
     const fields = { xs: { field: "xs" }, ys: { field: "ys" }, line_color: { field: "color" }, line_alpha: { field: "alpha" } };
     return figure.multi_line({ ...fields, source, line_dash: lines[0].style, line_width: 1.8, name: name(lines[0]) });
   }

@@ -61,6 +61,30 @@
     }
   }
 
+  // Exponential moving average, corrected for its start. It starts again behind a gap (NaN), so at each stage.
+  function average(values, share) {
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (Number.isNaN(value)) { sum = weight = 0; return value; }
+      sum = share * sum + (1 - share) * value;
+      weight = share * weight + (1 - share);
+      return sum / weight;
+    });
+  }
+
+  const smoothing = document.getElementById("smoothing");
+  function smooth(figure) {
+    const share = Number(smoothing.value);
+    for (const { source, rough } of figure.smoothed ?? []) {
+      const ys = rough.map((values, i) => values === null ? source.data.ys[i] : average(values, share));
+      source.data = { ...source.data, ys };
+    }
+  }
+  smoothing.addEventListener("input", () => {
+    smoothing.nextElementSibling.textContent = smoothing.value;
+    figures.forEach(smooth);
+  });
+
   const pause = () => new Promise((done) => setTimeout(done));
 
   async function drawAll() {
@@ -70,6 +94,7 @@
         figures.push(figure);
         paint(figure);
         showRuns(figure);
+        if (Number(smoothing.value)) smooth(figure);
         document.getElementById(chart.target).dataset.drawn = "yes";
       } catch (error) {
         console.error(chart.target, error);
@@ -162,7 +187,16 @@
       event.preventDefault();
       select(current + step);
     });
-    article.append(title, prompt, text);
+    const parts = [title, prompt];
+    if (sample.answer) {
+      const expected = document.createElement("p");
+      expected.className = "expected";
+      const answer = document.createElement("code");
+      answer.textContent = sample.answer;
+      expected.append("expected answer: ", answer);
+      parts.push(expected);
+    }
+    article.append(...parts, text);
     return article;
   }
 

@@ -1,5 +1,7 @@
 """The toy of notebooks 1 and 4: eight prompts, nine tokens, and a policy that is two tables.
 
+It is part of the package, so that the notebooks also run where only the package is installed.
+
 Four prompts are easy: `short .` is right. Four are hard: `work 1 2 3 4 5 6 .` is right. The policy has one
 table for the first token, with a row per prompt, and one table for all later tokens, with a row per *previous
 token*. All prompts share the second table. So how to work is one shared skill, and each prompt decides
@@ -12,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from mugrpo_jax import objectives
 
@@ -103,7 +104,6 @@ def train(
     size `ess` of the batch, the size `step` of the update, the `drift` since the stage began and the `cosine`
     of consecutive gradients. With `watch`, also `objectives.diagnostics` without its quantiles.
     """
-    adam = optax.scale_by_adam(b2=0.9)
 
     def update(start: Policy, carry: Any, batch: dict[str, jax.Array]) -> Any:
         policy, state, last = carry
@@ -118,7 +118,7 @@ def train(
             return value, more | {"ess": ess, "vetoed": metrics.get("vetoed/tokens", 0.0)}
 
         gradient, found = jax.grad(loss, has_aux=True)(policy)
-        direction, state = adam.update(gradient, state)
+        direction, state = _adam(gradient, state)
         policy = jax.tree.map(lambda p, d: p - learning_rate * d, policy, direction)
         solved = success(policy)
         measured = {
@@ -126,8 +126,8 @@ def train(
             "hard": solved[EASY:].mean(),
             **found,
             "cosine": objectives.gradient_cosine(last, gradient),
-            "step": learning_rate * optax.tree.norm(direction),
-            "drift": optax.tree.norm(jax.tree.map(jnp.subtract, policy, start)),
+            "step": learning_rate * _norm(direction),
+            "drift": _norm(jax.tree.map(jnp.subtract, policy, start)),
         }
         return (policy, state, gradient), measured
 
@@ -139,5 +139,21 @@ def train(
     policy = first_policy()
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), stages)
     nothing = jax.tree.map(jnp.zeros_like, policy)
-    (policy, *_), measured = jax.lax.scan(stage, (policy, adam.init(policy), nothing), keys)
+    first: Any = (policy, (0, nothing, nothing), nothing)
+    (policy, *_), measured = jax.lax.scan(stage, first, keys)
     return policy, jax.tree.map(lambda array: array.reshape(-1), measured)
+
+
+def _adam(gradient: Policy, state: Any, beta: float = 0.9) -> tuple[Policy, Any]:
+    """The direction of Adam with β₁ = β₂ = `beta`. The state: number of steps and two moving averages."""
+    count, mean, square = state
+    count = count + 1
+    mean = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, mean, gradient)
+    square = jax.tree.map(lambda s, g: beta * s + (1 - beta) * g * g, square, gradient)
+    unbias = 1 - beta**count
+    direction = jax.tree.map(lambda m, s: (m / unbias) / (jnp.sqrt(s / unbias) + 1e-8), mean, square)
+    return direction, (count, mean, square)
+
+
+def _norm(tree: Policy) -> jax.Array:
+    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
