@@ -74,7 +74,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(prompts, tmp_path):
     with pytest.raises(ValueError, match=r"out.jsonl: was begun with temperature=1.0, now it is 0.5; choose"):
         generate_file("tiny", prompts, out, **SETTINGS, temperature=0.5)
     prompts.write_text('{"prompt": "other"}\n')
-    with pytest.raises(ValueError, match=r"out.jsonl: was begun with prompts_sha256="):
+    with pytest.raises(ValueError, match=r"out.jsonl: was begun with other prompts than now, so .*; choose"):
         generate_file("tiny", prompts, out, **SETTINGS)
     out.with_name("out.jsonl.settings.json").unlink()
     with pytest.raises(ValueError, match=r"out.jsonl: exists, but not out.jsonl.settings.json"):
