@@ -146,16 +146,16 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that set how responses are sampled."""
-    parser.add_argument("--max-tokens", type=at_least(1), default=512, help="longest response (default: 512)")
+def add_sampling(parser: argparse.ArgumentParser, *, of_run: bool = False) -> None:
+    """Add the arguments that set how responses are sampled; with `of_run`, a run has its own defaults."""
+    first = "as in the run, or " if of_run else ""
+    parser.add_argument("--max-tokens", type=at_least(1), help=f"longest response (default: {first}512)")
     parser.add_argument(
         "--temperature",
         type=number,
-        default=1.0,
-        help="0 is greedy decoding (default: 1, the model's own distribution)",
+        help=f"0 is greedy decoding (default: {first}1, the model's own distribution)",
     )
-    parser.add_argument("--top-p", type=number, default=1.0, help="nucleus sampling (default: 1, all tokens)")
+    parser.add_argument("--top-p", type=number, help=f"nucleus sampling (default: {first}1, all tokens)")
     parser.add_argument("--seed", type=at_least(0), default=0, help="determines every response (default: 0)")
     parser.add_argument(
         "--slots", type=at_least(1), help="sequences decoded at once (default: as many as fit)"

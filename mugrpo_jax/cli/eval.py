@@ -18,9 +18,10 @@ def add(commands: shared.Commands) -> None:
         "eval",
         run,
         help="score a model on the held-out problems of tasks",
-        more="Shows avg@k, pass@k and majority@k with confidence intervals for each task, and their average. "
-        "If the evaluation is interrupted, the same command resumes it.",
-        example="mugrpo eval runs/first --best --task arithmetic --option difficulty=3 --out eval.jsonl",
+        more="Shows avg@k, pass@k and majority@k in percent with 95 % intervals for each task, and their "
+        "average. The folder of a run brings its own task, options, reward and sampling settings. If the "
+        "evaluation is interrupted, the same command resumes it.",
+        example="mugrpo eval runs/first --best --samples 4 --out eval.jsonl",
     )
     parser.add_argument(
         "model",
@@ -29,24 +30,27 @@ def add(commands: shared.Commands) -> None:
     shared.add_checkpoint(parser)
     parser.add_argument(
         "--task",
-        required=True,
         type=lambda text: text.split(","),
         metavar="TASK,TASK,...",
-        help="a generator, a preset, or `dataset`; with several tasks, the average is shown too",
+        help="a generator, a preset, or `dataset`; with several tasks, the average is shown too (default: "
+        "the run's task)",
     )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="key=value",
-        help="an option for all tasks, or with TASK.key=value for one task; may be repeated",
+        help="an option for all tasks, or with TASK.key=value for one task; may be repeated; the "
+        "other options of the run's task are those of the run",
     )
-    parser.add_argument("--reward", help="math, exact, or your own module:function (default: the task's)")
+    parser.add_argument(
+        "--reward", help="math, exact, or your own module:function (default: the run's, or the task's)"
+    )
     parser.add_argument(
         "--problems", type=shared.at_least(1), help="number of problems of each task (default: all)"
     )
     parser.add_argument(
-        "--samples", type=shared.at_least(1), default=1, help="responses per problem (default: 1)"
+        "--samples", type=shared.at_least(1), help="responses per problem (default: as in the run, or 1)"
     )
     parser.add_argument(
         "--out",
@@ -56,19 +60,21 @@ def add(commands: shared.Commands) -> None:
         help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "
         "tasks, each has its own files, with .TASK before the suffix, and FILE.summary.json has the average",
     )
-    shared.add_sampling(parser)
+    shared.add_sampling(parser, of_run=True)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo eval` with the parsed arguments."""
     from mugrpo_jax import evaluation
-    from mugrpo_jax.evaluation.benchmarks import benchmark, named_tasks
+    from mugrpo_jax.evaluation.benchmarks import benchmark, default_settings, named_tasks, run_config
     from mugrpo_jax.runs import progress
     from mugrpo_jax.runs.compile_cache import use_compile_cache
 
     use_compile_cache()
-    settings = {name: getattr(arguments, name) for name in SETTINGS}
-    tasks = named_tasks(arguments.task, arguments.option, arguments.out)
+    config = run_config(arguments.model)
+    given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
+    settings = default_settings(config) | given
+    tasks = named_tasks(arguments.task, arguments.option, arguments.out, config)
     results = []
     for file, result in zip(tasks, benchmark(arguments.model, tasks, **settings)):
         Path(f"{file}.summary.json").write_text(result.as_json() + "\n")

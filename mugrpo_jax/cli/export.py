@@ -1,8 +1,10 @@
-"""`mugrpo export`: write a checkpoint of a run as a Hugging Face folder."""
+"""`mugrpo export`: write a model as a Hugging Face folder, and push it to the Hub."""
 
 import argparse
 
 from mugrpo_jax.cli import arguments as shared
+
+SETTINGS = ("step", "best", "dtype", "push", "private")
 
 
 def add(commands: shared.Commands) -> None:
@@ -11,15 +13,26 @@ def add(commands: shared.Commands) -> None:
         commands,
         "export",
         run,
-        help="write a run's checkpoint as a Hugging Face folder",
-        more="`transformers` can load the folder. One process is enough, also for a run of several hosts; "
-        "if the weights do not fit on its devices, start the command on several hosts.",
-        example="mugrpo export runs/first models/first --best --dtype bfloat16",
+        help="write a run's checkpoint, or another model, as a Hugging Face folder",
+        more="`transformers` can load the folder. With --push, the folder gets a model card and is uploaded "
+        "to the Hugging Face Hub; log in first with `hf auth login`. One process is enough, also for a run "
+        "of several hosts; if the weights do not fit on its devices, start the command on several hosts.",
+        example="mugrpo export runs/first models/first --best --dtype bfloat16 --push me/first",
     )
-    shared.add_source_run(parser)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="the folder of a run, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m",
+    )
     parser.add_argument("out", type=shared.local_path, help="the folder to write")
     shared.add_checkpoint(parser)
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32, as trained)")
+    parser.add_argument(
+        "--dtype", help="float32, bfloat16 or float16 (default: as stored; a run has float32)"
+    )
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload the folder to this repository of the Hub"
+    )
+    parser.add_argument("--private", action="store_true", help="if --push makes the repository: private")
     shared.add_hosts(parser)
 
 
@@ -28,8 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
     from mugrpo_jax.runs import progress
     from mugrpo_jax.setup.trained_model import export
 
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
     with shared.join_hosts(arguments):
-        export(
-            arguments.source, arguments.out, step=arguments.step, best=arguments.best, dtype=arguments.dtype
-        )
-        progress.say(f"{arguments.out}: written")
+        export(arguments.model, arguments.out, **settings)
+        where = "" if arguments.push is None else f" and pushed to {arguments.push} on the Hugging Face Hub"
+        progress.say(f"{arguments.out}: written{where}")

@@ -1,10 +1,10 @@
-"""`mugrpo generate`: sample responses to the prompts in a file."""
+"""`mugrpo generate`: sample responses to one prompt or to the prompts in a file."""
 
 import argparse
 
 from mugrpo_jax.cli import arguments as shared
 
-SETTINGS = ("samples", "max_tokens", "temperature", "top_k", "top_p", "seed", "dtype", "slots")
+SETTINGS = ("samples", "max_tokens", "temperature", "top_k", "top_p", "seed", "dtype")
 
 
 def add(commands: shared.Commands) -> None:
@@ -13,20 +13,26 @@ def add(commands: shared.Commands) -> None:
         commands,
         "generate",
         run,
-        help="sample responses to the prompts in a file",
-        more="Reads one JSON object per line with the key `prompt` (text) or `prompt_tokens`, and writes one "
-        "JSON object per response. If it is interrupted, the same command resumes.",
-        example="mugrpo generate --model smollm2-135m --prompts in.jsonl --out out.jsonl --samples 8",
+        help="sample responses to prompts",
+        more="A file of prompts has one JSON object per line with the key `prompt` (text), `messages` (a "
+        "chat) or `prompt_tokens`; one JSON object is written per response, and an interrupted file is "
+        "resumed by the same command. If the model has a chat template, texts become messages of a user.",
+        example='mugrpo generate --model runs/first --prompt "12+34="\n'
+        "  mugrpo generate --model smollm2-135m --prompts in.jsonl --out out.jsonl --samples 8",
     )
     parser.add_argument(
-        "--model", required=True, help="a Hugging Face folder, a .gguf file, or a name such as smollm2-135m"
+        "--model",
+        required=True,
+        help="the folder of a run, a Hugging Face folder, a .gguf file, or a name such as smollm2-135m",
     )
+    shared.add_checkpoint(parser)
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="one prompt; without --out, responses are printed")
+    prompts.add_argument("--prompts", type=shared.local_path, metavar="FILE", help="prompts (JSON lines)")
     parser.add_argument(
-        "--prompts", type=shared.local_path, required=True, metavar="FILE", help="prompts (JSON lines)"
+        "--out", type=shared.local_path, metavar="FILE", help="where to write (JSON lines); see --prompt"
     )
-    parser.add_argument(
-        "--out", type=shared.local_path, required=True, metavar="FILE", help="where to write (JSON lines)"
-    )
+    parser.add_argument("--raw", action="store_true", help="give texts to a chat model without its template")
     parser.add_argument(
         "--samples", type=shared.at_least(1), default=1, help="responses per prompt (default: 1)"
     )
@@ -39,9 +45,25 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo generate` with the parsed arguments."""
     from mugrpo_jax.runs.compile_cache import use_compile_cache
-    from mugrpo_jax.sampling import generate_file
+    from mugrpo_jax.sampling import generate, generate_file, sampling_settings
+    from mugrpo_jax.setup.trained_model import chosen_step, load_any_model
 
+    if arguments.out is None and arguments.prompt is None:
+        raise ValueError("--out is missing: the responses to --prompts FILE are written to a file")
     use_compile_cache()
-    settings = {name: getattr(arguments, name) for name in SETTINGS}
-    written = generate_file(arguments.model, arguments.prompts, arguments.out, **settings)
-    print(f"{written} responses written to {arguments.out}")
+    given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
+    settings = given | {"raw": arguments.raw, "slots": arguments.slots}
+    prompts = arguments.prompts if arguments.prompt is None else [arguments.prompt]
+    model, name = arguments.model, arguments.model
+    step = chosen_step(model, step=arguments.step, best=arguments.best)
+    if step is not None:
+        model = load_any_model(model, step=step, dtype=sampling_settings(given).dtype)
+        name = f"{name} after {step} updates"
+    if arguments.out is not None:
+        written = generate_file(model, prompts, arguments.out, name=name, **settings)
+        print(f"{written} responses written to {arguments.out}")
+        return
+    for record in generate(model, prompts, **settings):
+        if arguments.samples > 1:
+            print(f"--- response {record['sample']}")
+        print(record["text"])

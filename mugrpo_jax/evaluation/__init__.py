@@ -16,8 +16,9 @@ from mugrpo_jax.evaluation.results import summarise as summarise
 from mugrpo_jax.evaluation.results import unpack_rows as unpack_rows
 from mugrpo_jax.evaluation.statistics import Estimate as Estimate
 from mugrpo_jax.evaluation.statistics import average_at_k as average_at_k
-from mugrpo_jax.evaluation.statistics import bootstrap as bootstrap
-from mugrpo_jax.evaluation.statistics import bootstrap_average as bootstrap_average
+from mugrpo_jax.evaluation.statistics import estimate_average as estimate_average
+from mugrpo_jax.evaluation.statistics import estimate_mean as estimate_mean
 from mugrpo_jax.evaluation.statistics import majority as majority
 from mugrpo_jax.evaluation.statistics import pass_at_k as pass_at_k
 from mugrpo_jax.evaluation.statistics import standard_error as standard_error
+from mugrpo_jax.evaluation.statistics import wilson as wilson

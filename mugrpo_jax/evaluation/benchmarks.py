@@ -1,7 +1,6 @@
 """Evaluate a model or checkpoint on the held-out problems of one or more tasks, for `mugrpo eval`."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,79 @@ import jax.numpy as jnp
 import yaml
 
 from mugrpo_jax import evaluation
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import RunConfig
+from mugrpo_jax.evaluation.fingerprints import code_fingerprint, problem_fingerprints, weights_fingerprint
 from mugrpo_jax.files import to_path
-from mugrpo_jax.models.io.loading import LoadedModel, load_model
-from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, encode_prompt, plan_for_requests
-from mugrpo_jax.sampling.generate_text import check_output, claim_output
+from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.sampling import (
+    Request,
+    Sampler,
+    SamplingSettings,
+    encode_prompt,
+    plan_for_requests,
+    sampling_settings,
+)
+from mugrpo_jax.sampling.prompt_files import check_output, claim_output
 from mugrpo_jax.sampling.requests import NO_RUN
-from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
-from mugrpo_jax.tasks import ANSWER_READERS, Problem, Task, load_reward, load_task, make_scorer
+from mugrpo_jax.setup.sizes import evaluation_settings
+from mugrpo_jax.setup.trained_model import chosen_step, is_run, load_any_model
+from mugrpo_jax.tasks import (
+    ANSWER_READERS,
+    GENERATORS,
+    PRESETS,
+    Problem,
+    Task,
+    load_reward,
+    load_task,
+    make_scorer,
+)
 
 
-def named_tasks(names: Sequence[str], pairs: Sequence[str], out: Path) -> dict[Path, Task]:
+def run_config(name: str | Path) -> RunConfig | None:
+    """Return the config of a run, from which an evaluation takes its defaults; None if it is no run."""
+    return read_config(to_path(name)) if is_run(name) else None
+
+
+def default_settings(run: RunConfig | None) -> dict[str, Any]:
+    """Return how a run samples responses to held-out problems, as settings for `benchmark`."""
+    if run is None:
+        return {}
+    held_out = evaluation_settings(run)
+    return {name: getattr(held_out, name) for name in ("samples", "max_tokens", "temperature", "top_p")}
+
+
+def named_tasks(
+    names: Sequence[str] | None, pairs: Sequence[str], out: Path, run: RunConfig | None = None
+) -> dict[Path, Task]:
     """Load tasks by name and return them by results file.
 
     Args:
-      names: names for `load_task`.
+      names: names for `load_task`; None takes the task of the run.
       pairs: options for all tasks, `key=value`, or for one task, `TASK.key=value`.
       out: the results file of a single task; several tasks get `out` with their name before the suffix.
+      run: config of the run that is evaluated. Its task keeps the run's options, unless `pairs` change them,
+        and the run's reward.
     """
+    if names is None and run is None:
+        possible = ", ".join([*GENERATORS, "dataset", *PRESETS])
+        raise ValueError(f"--task is missing: only the folder of a run has a task; possible: {possible}")
+    names = [run.task.name] if names is None and run is not None else names or []
     if len(set(names)) < len(names):
         raise ValueError(f"--task {','.join(names)}: each task may be named once")
     options = _options(names, pairs)
+    if run is not None and run.task.name in names:
+        options[run.task.name] = run.task.options | options[run.task.name]
     files = [out] if len(names) == 1 else [out.with_suffix(f".{name}{out.suffix}") for name in names]
-    return {file: load_task(name, **options[name]) for file, name in zip(files, names)}
+    tasks = {file: load_task(name, **options[name]) for file, name in zip(files, names)}
+    if run is None or run.task.reward is None:
+        return tasks
+    mine, reward = run.task.name, run.task.reward
+    return {
+        file: dataclasses.replace(task, reward=reward) if name == mine else task
+        for (file, task), name in zip(tasks.items(), names)
+    }
 
 
 def _options(names: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -75,28 +124,26 @@ def benchmark(
     Args:
       name: a model for `load_model`, or the folder of a run.
       tasks: maps a results file (one JSON line per scored response) to a task; its `test` problems are used.
-        The settings are stored beside each file; a call with other settings raises an error.
+        The settings are stored beside each file, with fingerprints of the prompts as the model gets them, the
+        answers, the code of the reward and the weights; if any of these is another now, an error says which.
       step, best: the checkpoint of a run; see `checkpoint_step`.
       reward: name of a reward that replaces the tasks' own reward.
       problems: number of problems of each task; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
       **settings: fields of `sampling.SamplingSettings`.
     """
-    chosen = SamplingSettings(**settings)
-    if is_run(name):
-        step = checkpoint_step(to_path(name), step=step, best=best)
-    elif step is not None or best:
-        raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
+    chosen = sampling_settings(settings)
+    step = chosen_step(name, step=step, best=best)
     for out, task in tasks.items():
         check_output(out)
         load_reward(reward or task.reward)
         if not len(task.test):
             raise ValueError(f"task {task.name}: no held-out problems to evaluate")
-    dtype = jnp.dtype(chosen.dtype)
-    model = load_model(name, dtype=dtype) if step is None else trained_model(to_path(name), step, dtype=dtype)
+    model = load_any_model(name, step=step, dtype=jnp.dtype(chosen.dtype))
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
+    weights = {"weights_sha256": weights_fingerprint(model.params)}
     for out, task in tasks.items():
-        claim_output(out, origin | _identity(task, reward, problems))
+        claim_output(out, origin | _identity(task, reward, problems, model.tokenizer) | weights)
     for out, task in tasks.items():
         judge = reward or task.reward
         with make_scorer(judge) as scorer:
@@ -112,13 +159,14 @@ def benchmark(
             )
 
 
-def _identity(task: Task, reward: str | None, problems: int | None) -> dict[str, str]:
+def _identity(task: Task, reward: str | None, problems: int | None, tokenizer: Tokenizer) -> dict[str, str]:
     """Return settings that identify the problems and the reward of a results file."""
-    answers = "\n".join(f"{problem.id} {problem.answer}" for problem in task.test[:problems])
+    judge = reward or task.reward
     return {
         "task": task.name,
-        "reward": reward or task.reward,
-        "answers_sha256": hashlib.sha256(answers.encode()).hexdigest(),
+        "reward": judge,
+        "reward_code_sha256": code_fingerprint(load_reward(judge)),
+        **problem_fingerprints(list(task.test[:problems]), tokenizer),
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from mugrpo_jax.evaluation.results import EvalResult, ResultsFile, ScoredResponse, summarise
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.runs import progress
-from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request
+from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request, prompt_text
 from mugrpo_jax.tasks import Problem, Score, Scorer
 from mugrpo_jax.tasks.scoring import known_score
 
@@ -32,13 +32,18 @@ class WantedResponse:
 
 @dataclass(frozen=True)
 class GeneratedResponse:
-    """A generated response; `length` is in tokens, `finish_reason` is `stop`, or `length` at the limit."""
+    """A generated response.
+
+    `length` is in tokens, `finish_reason` is `stop`, or `length` at the limit, and `prompt` is the prompt as
+    the model got it, which results files keep.
+    """
 
     index: int
     sample: int
     text: str
     finish_reason: str
     length: int
+    prompt: str = ""
 
 
 Generate = Callable[[list[WantedResponse]], Iterable[GeneratedResponse]]
@@ -70,6 +75,7 @@ def sampled_responses(
             make_request(tokens(problems[i]), settings, *path, i, stop=tokenizer.eos_ids, numbers=numbers[i])
             for i in numbers
         ]
+        prompts = {i: prompt_text(tokenizer, problem.prompt) for i, problem in problems.items()}
         with open_sampler(requests) as sampler, progress.bar(len(wanted), title, "resp") as bar:
             for response in sampler.run(requests):
                 yield GeneratedResponse(
@@ -78,6 +84,7 @@ def sampled_responses(
                     text=tokenizer.decode(response.tokens.tolist()),
                     finish_reason=response.finish_reason,
                     length=len(response.tokens),
+                    prompt=prompts[response.index],
                 )
                 bar.update()
 

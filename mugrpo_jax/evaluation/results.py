@@ -33,6 +33,7 @@ class ScoredResponse:
       answer: the answer in the response; None if it has none, or if nobody looked.
       finish_reason: `stop`, or `length` if the response reached the length limit.
       length: number of tokens.
+      prompt: the prompt as the model got it, with its chat template; empty if it was not kept.
       text: the response.
     """
 
@@ -45,6 +46,7 @@ class ScoredResponse:
     answer: str | None
     finish_reason: str
     length: int
+    prompt: str
     text: str
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -99,7 +101,8 @@ def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
         detail = "" if row.status in told else row.detail
         told.add(row.status)
         answer = None if row.answer is None else row.answer[:_LONGEST_ANSWER]
-        packed.append([*dataclasses.astuple(dataclasses.replace(row, text="", answer=answer, detail=detail))])
+        short = dataclasses.replace(row, prompt="", text="", answer=answer, detail=detail)
+        packed.append([*dataclasses.astuple(short)])
     return packed
 
 
@@ -181,7 +184,9 @@ def summarise(
         name=name,
         problems=len(groups),
         samples=samples,
-        metrics={metric: statistics.bootstrap(v, confidence=confidence) for metric, v in per_problem.items()},
+        metrics={
+            metric: statistics.estimate_mean(v, confidence=confidence) for metric, v in per_problem.items()
+        },
         truncated=float(np.mean([row.finish_reason == "length" for row in rows])),
         malformed=float(np.mean([row.finish_reason == "stop" and row.answer is None for row in rows]))
         if answers
@@ -199,7 +204,7 @@ def average_results(results: Sequence[EvalResult]) -> dict[str, Estimate]:
     """Average each metric that all benchmarks have; every benchmark has the same weight."""
     first = results[0].metrics if results else {}
     shared = [m for m in first if all(m in result.metrics for result in results)]
-    return {m: statistics.bootstrap_average([r.per_problem[m] for r in results]) for m in shared}
+    return {m: statistics.estimate_average([r.per_problem[m] for r in results]) for m in shared}
 
 
 def average_as_json(results: Sequence[EvalResult]) -> str:
@@ -213,7 +218,10 @@ def _plain(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
 
 
 def as_table(results: Sequence[EvalResult]) -> str:
-    """Format a table of benchmarks and their average; metrics are percentages with intervals."""
+    """Format a table of benchmarks and their average; all shares are percentages.
+
+    A metric is followed by its 95 % interval, `metric% [low, high]`.
+    """
     metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
     header = ["benchmark", "problems", "samples", *metrics, "truncated", "malformed", "length", "not scored"]
     lines = [
@@ -222,8 +230,8 @@ def as_table(results: Sequence[EvalResult]) -> str:
             str(result.problems),
             str(result.samples),
             *(_cell(result.metrics.get(metric)) for metric in metrics),
-            f"{100 * result.truncated:.1f}",
-            "–" if result.malformed is None else f"{100 * result.malformed:.1f}",
+            f"{result.truncated:.1%}",
+            "–" if result.malformed is None else f"{result.malformed:.1%}",
             f"{result.mean_length:.0f}",
             str(sum(count for status, count in result.statuses.items() if status != "ok")),
         ]
@@ -238,4 +246,4 @@ def as_table(results: Sequence[EvalResult]) -> str:
 def _cell(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    return f"{100 * estimate.mean:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return f"{estimate.mean:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

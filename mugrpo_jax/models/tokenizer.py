@@ -35,12 +35,14 @@ class Tokenizer(Protocol):
     """The interface that every tokenizer implements.
 
     `vocab_size` is the number of token ids. `pad_id` is the id that fills the right side of padded rows. A
-    response ends at the first token whose id is in `eos_ids`.
+    response ends at the first token whose id is in `eos_ids`. `has_chat_template` tells whether the model
+    comes with a template for chats.
     """
 
     vocab_size: int
     pad_id: int
     eos_ids: frozenset[int]
+    has_chat_template: bool
 
     def encode(self, text: str, *, start: bool = False) -> list[int]:
         """Return the token ids of `text`; `start=True` puts the beginning-of-text token (if any) first."""
@@ -87,6 +89,7 @@ class HFTokenizer:
         if not known:
             raise ValueError(f"{source}: no end-of-text token; a response would never end")
         self.vocab_size = len(fast)
+        self.has_chat_template = fast.chat_template is not None
         if outside := [i for i in known if not 0 <= i < self.vocab_size]:
             raise ValueError(
                 f"{source}: the end-of-text token {outside[0]} is not one of the {self.vocab_size} tokens"
@@ -174,6 +177,7 @@ class CharTokenizer:
     '3'
     """
 
+    has_chat_template = False  # `chat_text` adds no roles, so a chat is the same as its text
     PAD, EOS, BOS = "<|pad|>", "<|eos|>", "<|bos|>"
     _TEMPLATE = (
         "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"

@@ -10,8 +10,10 @@ from mugrpo_jax.sampling.requests import Response as Response
 from mugrpo_jax.sampling.requests import SamplingSettings as SamplingSettings
 from mugrpo_jax.sampling.requests import encode_prompt as encode_prompt
 from mugrpo_jax.sampling.requests import make_request as make_request
+from mugrpo_jax.sampling.requests import prompt_text as prompt_text
 from mugrpo_jax.sampling.requests import read_ahead as read_ahead
 from mugrpo_jax.sampling.requests import request_seeds as request_seeds
+from mugrpo_jax.sampling.requests import sampling_settings as sampling_settings
 from mugrpo_jax.sampling.sampler import Sampler as Sampler
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan as SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import plan_for_requests as plan_for_requests

@@ -4,12 +4,14 @@
         print(record["text"])
     generate_file("smollm2-135m", "in.jsonl", "out.jsonl", samples=8, max_tokens=32)
 
+A text is a question to a chat model: it goes through the model's chat template, unless `raw=True`.
 If `generate_file` is interrupted, the same call resumes: it samples only the missing responses.
 """
 
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,28 +21,29 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from mugrpo_jax import files
 from mugrpo_jax.models import ModelConfig, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
+from mugrpo_jax.sampling.prompt_files import Name, check_output, claim_output, finished, read_prompts
+from mugrpo_jax.sampling.prompts import Prompt, RenderedPrompt, render_prompts
 from mugrpo_jax.sampling.requests import (
     NO_RUN,
     Request,
     Response,
     SamplingSettings,
-    encode_prompt,
     make_request,
+    sampling_settings,
 )
 from mugrpo_jax.sampling.sampler import Sampler
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan, plan_for_requests
 
-Prompt = str | Sequence[int]
-Name = tuple[int, int]  # (index of the prompt, number of the sample)
+_ARGUMENTS = ("slots", "mesh", "progress", "raw")
 
 
 def generate(
     model: str | Path | LoadedModel,
     prompts: str | Sequence[Prompt],
     *,
+    raw: bool = False,
     slots: int | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
@@ -50,7 +53,10 @@ def generate(
 
     Args:
       model: a name or folder for `load_model`, or a model that `load_model` returned.
-      prompts: one text, or a list in which each prompt is a text or a list of token ids.
+      prompts: one text, or a list in which each prompt is a text, a list of chat messages (dicts with `role`
+        and `content`) or a list of token ids. If the model has a chat template, a text becomes the message of
+        a user.
+      raw: give texts to the model as they are, also to a chat model.
       slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
       mesh: the devices to use; None uses the default device.
       progress: whether to show a progress bar.
@@ -60,18 +66,23 @@ def generate(
       One dict per response, sorted by `index` (of the prompt) and `sample` (number of the response). The
       other keys are `prompt`, `text`, `finish_reason`, `prompt_tokens`, `tokens` and `logprobs`.
     """
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    records = _records(
-        model, prompts, SamplingSettings(**settings), (), slots=slots, mesh=mesh, progress=progress
-    )
+    chosen = sampling_settings(settings, more=_ARGUMENTS)
+    if not len(prompts):
+        return []
+    config, tokenizer = _description(model)
+    wanted = render_prompts(tokenizer, [prompts] if isinstance(prompts, str) else prompts, raw=raw)
+    requests = _requests(config, tokenizer, wanted, chosen, ())
+    records = _records(model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress)
     return sorted(records, key=lambda record: (record["index"], record["sample"]))
 
 
 def generate_file(
-    model: str | Path,
-    prompts: str | Path,
+    model: str | Path | LoadedModel,
+    prompts: str | Path | Sequence[Prompt],
     out: str | Path,
     *,
+    name: str | None = None,
+    raw: bool = False,
     slots: int | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
@@ -83,56 +94,92 @@ def generate_file(
     it has written itself. The arguments that are not listed here are those of `generate`.
 
     Args:
-      prompts: a JSONL file. Each line has the key `prompt` (text) or `prompt_tokens` (token ids).
+      prompts: a JSONL file. Each line has the key `prompt` (text), `messages` (a chat) or `prompt_tokens`
+        (token ids). Or a list of prompts, as for `generate`.
       out: the JSONL file to write. Each line is one response with the keys from `generate`; lines are in the
         order in which the responses finish. The settings are stored in `OUT.settings.json`, and a later call
-        with other settings raises an error.
+        with other settings or prompts raises an error.
+      name: what the stored settings call the model; None takes `model`. A loaded model needs a name.
     """
     if jax.process_count() > 1:
         raise ValueError("generate: runs on one host; split the prompts into a file for each")
-    prompts, out, chosen = Path(prompts), Path(out), SamplingSettings(**settings)
-    wanted = _read_prompts(prompts)
-    digest = hashlib.sha256(prompts.read_bytes()).hexdigest()
-    claim_output(out, {"model": str(model), "prompts_sha256": digest, **dataclasses.asdict(chosen)})
-    done = _finished(out)
+    if name is None and isinstance(model, LoadedModel):
+        raise ValueError("generate_file: a loaded model needs the argument name")
+    out, chosen = Path(out), sampling_settings(settings, more=(*_ARGUMENTS, "name"))
+    check_output(out)
+    given = read_prompts(Path(prompts)) if isinstance(prompts, str | Path) else prompts
+    if not len(given):
+        raise ValueError(f"{prompts}: no prompt in it")
+    config, tokenizer = _description(model)
+    wanted = render_prompts(tokenizer, given, raw=raw)
+    digest = hashlib.sha256(json.dumps([(p.text, p.tokens) for p in wanted]).encode()).hexdigest()
+    claim_output(
+        out, {"model": name or str(model), **dataclasses.asdict(chosen), "raw": raw, "prompts_sha256": digest}
+    )
+    requests = _requests(config, tokenizer, wanted, chosen, finished(out))
     written = 0
     with out.open("a", buffering=1, encoding="utf-8") as file:
-        for record in _records(model, wanted, chosen, done, slots=slots, mesh=mesh, progress=progress):
+        for record in _records(
+            model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress
+        ):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             written += 1
     return written
 
 
+def _description(model: str | Path | LoadedModel) -> tuple[ModelConfig, Tokenizer]:
+    """Return shape and tokenizer of a model, without reading weights."""
+    if isinstance(model, LoadedModel):
+        return model.config, model.tokenizer
+    return model_shape(model), model_tokenizer(model)
+
+
 def _records(
     model: str | Path | LoadedModel,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[RenderedPrompt],
+    requests: list[Request],
     settings: SamplingSettings,
-    done: Collection[Name],
     *,
+    raw: bool,
     slots: int | None,
     mesh: Mesh | None,
     progress: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one dict per response that is not in `done`, in the order in which the responses finish."""
-    if not len(prompts) or len(done) == len(prompts) * settings.samples:
+    """Yield one dict per requested response, in the order in which the responses finish."""
+    if not requests:
         return
-    if isinstance(model, LoadedModel):
-        config, tokenizer = model.config, model.tokenizer
-    else:
-        config, tokenizer = model_shape(model), model_tokenizer(model)
-    requests = _requests(config, tokenizer, prompts, settings, done)
+    config, tokenizer = _description(model)
     plan = plan_for_requests(config, requests, slots=slots, mesh=mesh, dtype=jnp.dtype(settings.dtype))
     count = sum(len(request.seeds) for request in requests)
     bar = tqdm(total=count, unit=" responses", disable=not progress)
-    bar.write(str(plan)) if progress else None
+    bar.write(str(plan), file=sys.stderr) if progress else None
+    empty = 0
     with bar, _sampler(model, plan) as sampler:
         for response in sampler.run(requests):
-            yield _record(response, tokenizer)
+            record = _record(response, prompts[response.index], tokenizer)
+            empty += not record["text"].strip()
+            yield record
             bar.update()
             rate = sampler.stats.tokens / max(1e-9, bar.format_dict["elapsed"])
             bar.set_postfix_str(
                 f"{rate:,.0f} tokens/s, {sampler.stats.occupancy:.0%} occupied", refresh=False
             )
+    if empty and progress:
+        print(f"{empty} of {count} responses are empty; {_hint(tokenizer, raw)}", file=sys.stderr)
+
+
+def _hint(tokenizer: Tokenizer, raw: bool) -> str:
+    """Return what to try if responses are empty."""
+    if not tokenizer.has_chat_template:
+        return (
+            "this model has no chat template, so it continues the prompt: end the prompt where a text would "
+            "go on, such as 'Question: ... Answer:'"
+        )
+    if raw:
+        return (
+            "this model has a chat template: leave out --raw (in Python raw=True), so that it sees a question"
+        )
+    return "look at `prompt` in the output, and try other words, another --seed or a lower --temperature"
 
 
 def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
@@ -144,17 +191,14 @@ def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
 def _requests(
     config: ModelConfig,
     tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[RenderedPrompt],
     settings: SamplingSettings,
     done: Collection[Name],
 ) -> list[Request]:
     """Return requests for the samples that are not in `done`."""
     requests: list[Request] = []
     for index, prompt in enumerate(prompts):
-        try:
-            tokens = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
-        except TypeError as error:  # raised by `tokenizers` for text that is not Unicode
-            raise ValueError(f"prompt {index}: cannot be made into tokens: {error}") from None
+        tokens = prompt.tokens
         if outside := [token for token in tokens if not 0 <= token < config.vocab_size]:
             raise ValueError(
                 f"prompt {index}: token {outside[0]} is not one of the {config.vocab_size} tokens"
@@ -172,74 +216,15 @@ def _requests(
     return requests
 
 
-def _record(response: Response, tokenizer: Tokenizer) -> dict[str, Any]:
-    prompt, tokens = response.prompt_tokens.tolist(), response.tokens.tolist()
+def _record(response: Response, prompt: RenderedPrompt, tokenizer: Tokenizer) -> dict[str, Any]:
+    tokens = response.tokens.tolist()
     return {
         "index": response.index,
         "sample": response.sample,
-        "prompt": tokenizer.decode(prompt),
+        "prompt": prompt.text,
         "text": tokenizer.decode(tokens),
         "finish_reason": response.finish_reason,
-        "prompt_tokens": prompt,
+        "prompt_tokens": prompt.tokens,
         "tokens": tokens,
         "logprobs": response.logprobs.tolist(),
     }
-
-
-def _read_prompts(path: Path) -> list[Prompt]:
-    if not path.is_file():
-        raise ValueError(f"{path}: not found; it should hold one JSON object per line")
-    prompts: list[Prompt] = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
-        prompt: Any = item.get("prompt_tokens", item.get("prompt")) if isinstance(item, dict) else None
-        text = isinstance(prompt, str) and prompt
-        tokens = isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt)
-        if not (text or tokens):
-            raise ValueError(
-                f"{path}, line {number}: needs 'prompt' (text) or 'prompt_tokens' (integers), not empty"
-            )
-        prompts.append(prompt)
-    return prompts
-
-
-def check_output(out: Path) -> None:
-    """Raise an error if no file can be written at this path."""
-    if out.is_dir():
-        raise ValueError(f"{out}: is a folder; give the path of a file")
-    if not out.parent.is_dir():
-        raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
-
-
-def claim_output(out: Path, settings: dict[str, Any]) -> None:
-    """Write the settings beside a new output file; raise an error if an old file has other settings."""
-    check_output(out)
-    note = out.with_name(out.name + ".settings.json")
-    if not out.exists() or b"\n" not in out.read_bytes():  # without a response, any settings are allowed
-        files.write_atomically(note, json.dumps(settings, indent=2) + "\n")
-        out.touch()
-        return
-    if not note.is_file():
-        raise ValueError(f"{out}: exists, but not {note.name}; choose another output or delete it")
-    before = json.loads(note.read_text())
-    for key, value in settings.items():
-        if before.get(key) != value:
-            raise ValueError(
-                f"{out}: was begun with {key}={before.get(key)!r}, now it is {value!r}; "
-                "choose another output or delete it"
-            )
-
-
-def _finished(out: Path) -> set[Name]:
-    """Remove an incomplete last line from the file, then return the names of the samples in it."""
-    files.cut_unfinished_line(out)
-    return {(record["index"], record["sample"]) for _, record in files.read_json_lines(out)}

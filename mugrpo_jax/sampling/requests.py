@@ -1,11 +1,12 @@
 """The requests that a sampler takes and the responses that it yields, and functions that make requests."""
 
 import dataclasses
+import difflib
 import itertools
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -48,6 +49,25 @@ class SamplingSettings:
             raise ValueError(f"samples: must be at least 1, got {self.samples}")
         if self.seed < 0:
             raise ValueError(f"seed: must not be negative, got {self.seed}")
+
+
+def sampling_settings(settings: Mapping[str, Any], *, more: Sequence[str] = ()) -> SamplingSettings:
+    """Make `SamplingSettings` of keyword arguments; an unknown name is an error that says what is possible.
+
+    Args:
+      more: names of other arguments that the caller of the caller could have meant.
+
+    >>> sampling_settings({"max_token": 8})
+    Traceback (most recent call last):
+    ValueError: no setting 'max_token', did you mean 'max_tokens'? possible: samples, max_tokens, ...
+    """
+    known = [field.name for field in dataclasses.fields(SamplingSettings)]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *more], 1)
+            guess = f", did you mean {near[0]!r}?" if near else ";"
+            raise ValueError(f"no setting {name!r}{guess} possible: {', '.join([*known, *more])}")
+    return SamplingSettings(**settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,6 +183,11 @@ def make_request(
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list[int]:
     """Tokenize plain text, or chat messages with the chat template of the tokenizer."""
     return tokenizer.encode(prompt, start=True) if isinstance(prompt, str) else tokenizer.chat(prompt)
+
+
+def prompt_text(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> str:
+    """Return the text that the model gets: plain text as it is, chat messages in the chat template."""
+    return prompt if isinstance(prompt, str) else tokenizer.chat_text(prompt)
 
 
 def request_seeds(*path: int, samples: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Load the model in a run's checkpoint, or export the model as a Hugging Face folder."""
+"""Load a model from a run's checkpoint or by its name, or export it as a Hugging Face folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +10,16 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import is_remote, to_path
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.models.io import huggingface, huggingface_export
-from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.setup import hub_push
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
+from mugrpo_jax.setup.model_card import model_card
 from mugrpo_jax.training import CheckpointStore
 
 
@@ -74,18 +76,70 @@ def trained_model(
     )
 
 
+def chosen_step(name: str | Path, *, step: int | None = None, best: bool = False) -> int | None:
+    """Return the step of the checkpoint to load if `name` is the folder of a run, otherwise None."""
+    if is_run(name):
+        return checkpoint_step(to_path(name), step=step, best=best)
+    path = to_path(name)
+    if is_remote(path) or (path.is_dir() and not (path / "config.json").is_file()):
+        raise ConfigError(
+            f"{name}: not the folder of a run (it has no config.yaml), and not a Hugging Face folder on a "
+            "local disk (it has no config.json)"
+        )
+    if step is not None or best:
+        raise ConfigError(f"{name}: not the folder of a run; only runs have checkpoints to choose from")
+    return None
+
+
+def load_any_model(
+    name: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    dtype: Any = None,
+    mesh: Callable[[ModelConfig], Mesh] | None = None,
+) -> LoadedModel:
+    """Load the model in the folder of a run, or a model by any name that `load_model` knows.
+
+    Args:
+      step, best: the checkpoint of a run; see `checkpoint_step`.
+      dtype: dtype of the parameters; None keeps the dtype of the files, which for a run is float32.
+      mesh: maps the shape of the model to the devices that share the weights; None is the default device.
+    """
+    found = chosen_step(name, step=step, best=best)
+    if found is not None:
+        return trained_model(to_path(name), found, dtype=dtype, mesh=mesh)
+    return load_model(name, dtype=dtype, mesh=None if mesh is None else mesh(model_shape(name)))
+
+
 def export(
-    run: Path, out: Path, *, step: int | None = None, best: bool = False, dtype: str | None = None
+    name: str | Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    dtype: str | None = None,
+    push: str | None = None,
+    private: bool = False,
 ) -> None:
-    """Write the model in a run's checkpoint as a Hugging Face folder; `checkpoint_step` chooses it.
+    """Write a model as a Hugging Face folder; `name`, `step` and `best` are those of `load_any_model`.
 
     The weights are split over all devices. Several hosts call this together and write one folder.
+
+    Args:
+      push: a repository on the Hub (`OWNER/NAME`), to which the folder goes with a model card, or None.
+      private: whether a repository that does not exist yet becomes private.
     """
     huggingface_export.check_new_folder(out)  # before the weights are read
-    read_config(run)
-    step = checkpoint_step(run, step=step, best=best)
     kind = None if dtype is None else huggingface.supported_dtype(dtype)
-    model = trained_model(run, step, dtype=kind, mesh=loading_mesh)
+    step = chosen_step(name, step=step, best=best)
+    repository = push if jax.process_index() == 0 else None  # one host makes it and uploads
+    if repository is not None:
+        hub_push.make_repository(repository, private=private)  # asks for the login before the work
+    model = load_any_model(name, step=step, dtype=kind, mesh=loading_mesh)
     huggingface_export.save_huggingface(
         model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer
     )
+    if repository is not None:
+        (out / "README.md").write_text(model_card(name, step, repository), encoding="utf-8")
+        hub_push.push_folder(out, repository)

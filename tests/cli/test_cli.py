@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import create_autospec
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ from mugrpo_jax.report.token_history import token_history
 from mugrpo_jax.rollouts import open_stage, read_groups
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.sampling import generate
+from mugrpo_jax.setup.model_card import model_card
 from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.tasks import load_task
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 CONFIG = {
@@ -439,6 +443,65 @@ def test_eval_scores_a_run_and_continues(run, tmp_path, command, refused):
     assert "no checkpoint after 3 updates; kept: 0, 2, 4" in refused("eval", run, "--step", 3, *task, *how)
 
 
+def test_eval_of_a_run_takes_its_task_options_reward_and_limits(run, tmp_path, command, refused):
+    out = tmp_path / "eval.jsonl"
+    code, shown, _ = command("eval", run, "--slots", 8, "--out", out)
+    assert code == 0 and "arithmetic  16        1" in shown
+    settings = json.loads((tmp_path / "eval.jsonl.settings.json").read_text())
+    assert settings["max_tokens"] == 17 and settings["reward"] == "cli_rewards:even"
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    problems = {problem.id: problem for problem in load_task("arithmetic", **CONFIG["task"]["options"]).test}
+    assert {row["problem"] for row in rows} == problems.keys()
+    assert all(row["prompt"] == problems[row["problem"]].prompt for row in rows)
+    other = ["--option", "difficulty=3", "--max-tokens", 4, "--out", tmp_path / "other.jsonl", "--slots", 8]
+    assert command("eval", run, "--task", "arithmetic", *other, "--problems", 2)[0] == 0
+    settings = json.loads((tmp_path / "other.jsonl.settings.json").read_text())
+    assert settings["max_tokens"] == 4 and settings["reward"] == "cli_rewards:even"
+    message = refused("eval", "tiny", "--out", out)
+    assert message.startswith("--task is missing: only the folder of a run has a task; possible: arithmetic,")
+
+
+def test_eval_never_reports_old_scores_for_something_new(place, run, tmp_path, command, refused, monkeypatch):
+    model, out = tmp_path / "model", tmp_path / "eval.jsonl"
+    command("export", run, model, "--step", 2)
+    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "3"}\n')
+    task = [
+        "--task",
+        "dataset",
+        "--option",
+        f"test={tmp_path / 'test.jsonl'}",
+        "--reward",
+        "eval_rewards:one",
+    ]
+    how = [*task, "--max-tokens", 8, "--slots", 8, "--out", out]
+    (place / "eval_rewards.py").write_text("def one(text, problem): return 1.0")
+    assert command("eval", model, *how)[0] == 0
+    before = out.read_bytes()
+
+    def refused_for(what, *more):
+        message = refused("eval", model, *how, *more)
+        assert message == (
+            f"{out}: was begun with other {what} than now, so its responses would not fit; "
+            "choose another output or delete it"
+        )
+        assert out.read_bytes() == before
+
+    refused_for("prompts", "--option", "columns={template: '{question}='}")
+    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "4"}\n')
+    refused_for("answers")
+    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "3"}\n')
+    (place / "eval_rewards.py").write_text("def one(text, problem): return 0.0")
+    refused_for("reward code")
+    (place / "eval_rewards.py").write_text("def one(text, problem): return 1.0")
+    shutil.rmtree(model)
+    command("export", run, model, "--step", 4)
+    refused_for("weights")
+    shutil.rmtree(model)
+    command("export", run, model, "--step", 2)
+    assert command("eval", model, *how)[0] == 0  # the old model again: nothing is left to do
+    assert out.read_bytes() == before
+
+
 def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refused):
     (tmp_path / "mine.jsonl").write_text(
         '{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}'
@@ -505,6 +568,81 @@ def test_generate_writes_responses(run, tmp_path, command):
     assert code == 0 and "4 responses written" in shown
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {(row["index"], row["sample"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, command, refused):
+    how = ["--prompt", "1+2=", "--max-tokens", 5, "--slots", 4, "--samples", 2]
+    code, shown, _ = command("generate", "--model", run, "--step", 2, *how)
+    records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=5, slots=4, progress=False)
+    assert code == 0 and shown == "".join(f"--- response {i}\n{r['text']}\n" for i, r in enumerate(records))
+    out = ["--out", tmp_path / "out.jsonl"]
+    assert "2 responses written" in command("generate", "--model", run, "--step", 2, *how, *out)[1]
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(written, key=lambda record: record["sample"]) == records
+    message = refused("generate", "--model", run, *how, *out)
+    assert f"was begun with model='{run} after 2 updates', now it is '{run} after 4 updates'" in message
+    assert "only runs have checkpoints" in refused("generate", "--model", "tiny", "--best", *how)
+    assert refused("generate", "--model", "tiny", "--prompts", tmp_path / "in.jsonl").startswith(
+        "--out is missi"
+    )
+
+
+def test_export_takes_any_model(tmp_path, command):
+    assert command("export", "tiny", tmp_path / "out", "--dtype", "bfloat16")[0] == 0
+    ours = load_model("tiny", dtype="bfloat16")
+    assert same(load_model(tmp_path / "out").params, ours.params)
+    assert command("export", tmp_path / "out", tmp_path / "again")[0] == 0
+    again = load_model(tmp_path / "again")
+    assert same(again.params, ours.params) and again.tokenizer.alphabet == ours.tokenizer.alphabet
+
+
+def test_export_pushes_to_the_hub_with_a_model_card(run, tmp_path, command, refused, monkeypatch):
+    api = create_autospec(huggingface_hub.HfApi, instance=True)  # refuses arguments that the real one refuses
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    out = tmp_path / "out"
+    code, shown, _ = command("export", run, out, "--step", 2, "--push", "me/first", "--private")
+    assert code == 0 and f"{out}: written and pushed to me/first on the Hugging Face Hub\n" in shown
+    api.create_repo.assert_called_once_with("me/first", private=True, exist_ok=True)
+    pushed = api.upload_folder.call_args.kwargs
+    assert (pushed["repo_id"], pushed["folder_path"]) == ("me/first", out)
+    card = (out / "README.md").read_text()
+    about = yaml.safe_load(card.split("---\n")[1])
+    assert about["library_name"] == "transformers" and "base_model" not in about  # `tiny` is not on the Hub
+    first, middle, _ = journal(run, "evaluation")
+    for text in (
+        "`mu_grpo`",
+        "`arithmetic` (difficulty: 2,",
+        "2 of 2 stages × 2",
+        'from_pretrained("me/first")',
+    ):
+        assert text in card
+    assert f"{first['accuracy']:.1%} ± " in card and f"{middle['accuracy']:.1%} ± " in card
+
+    api.upload_folder.side_effect = OSError("no network\ntoday")
+    message = refused("export", run, tmp_path / "kept", "--push", "me/first")
+    assert "me/first: the Hugging Face Hub did not take it (OSError: no network today); the model" in message
+    assert f"hf upload me/first {tmp_path / 'kept'}" in message and load_model(tmp_path / "kept")
+    api.create_repo.side_effect = PermissionError("401")
+    message = refused("export", run, tmp_path / "none", "--push", "me/first")
+    assert message.endswith("log in with `hf auth login` or set HF_TOKEN to a token that may write")
+    assert "expected OWNER/NAME" in refused("export", run, tmp_path / "none", "--push", "first")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_model_card_tells_nothing_about_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = CONFIG | {
+        "model": {"source": "models/mine"},
+        "task": {"name": "gsm8k", "options": {"folder": "/home/me/gsm8k"}},
+    }
+    (tmp_path / "run").mkdir()
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    card = model_card("run", 2, "me/first")
+    assert "`mine`" in card and "folder: gsm8k" in card and "/home" not in card and "models/" not in card
+    assert "was not measured" in card
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in model_card("smollm2-135m", None, "me/copy")
+    assert "base_model: Qwen/Qwen3-8B-Base" in model_card("Qwen/Qwen3-8B-Base", None, "me/copy")
 
 
 def test_report_prints_a_summary_and_draws(run, command):

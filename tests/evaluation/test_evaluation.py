@@ -16,8 +16,8 @@ from mugrpo_jax.evaluation import (
     as_table,
     average_at_k,
     average_results,
-    bootstrap,
-    bootstrap_average,
+    estimate_average,
+    estimate_mean,
     evaluate,
     majority,
     pack_rows,
@@ -25,6 +25,7 @@ from mugrpo_jax.evaluation import (
     score_problems,
     summarise,
     unpack_rows,
+    wilson,
 )
 from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task, make_scorer
 
@@ -92,43 +93,67 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         for trial in range(250):
             skill = rng.beta(2, 3, size=60)  # problems differ; the truth is the mean over all problems, 0.4
             values = rng.binomial(4, skill) / 4
-            estimate = bootstrap(values, confidence=confidence, resamples=250, seed=trial)
+            estimate = estimate_mean(values, confidence=confidence, resamples=250, seed=trial)
             hits += estimate.low <= 0.4 <= estimate.high
         assert low < hits / 250 < high
 
 
 def test_intervals_agree_with_the_normal_one_and_with_a_seed():
     values = np.random.default_rng(0).random(500)
-    estimate = bootstrap(values, resamples=2500)
+    estimate = estimate_mean(values, resamples=2500)
     half = 1.96 * values.std(ddof=1) / math.sqrt(len(values))
     assert estimate.mean == pytest.approx(values.mean())
     assert estimate.low == pytest.approx(values.mean() - half, abs=0.1 * half)
     assert estimate.high == pytest.approx(values.mean() + half, abs=0.1 * half)
-    assert bootstrap(values, resamples=2500) == estimate != bootstrap(values, resamples=2500, seed=1)
+    assert estimate_mean(values, resamples=2500) == estimate != estimate_mean(values, resamples=2500, seed=1)
+
+
+def test_intervals_have_a_width_at_0_and_at_100_percent():
+    for solved in (0.0, 1.0):
+        estimate = estimate_mean([solved] * 16)
+        assert estimate.mean == solved and 0 <= estimate.low <= solved <= estimate.high <= 1
+        assert estimate.high - estimate.low == pytest.approx(0.1936, abs=1e-4)
+        average = estimate_average([[solved] * 16, [solved] * 16])
+        assert 0.1 < average.high - average.low < 0.1936
+    assert wilson(0.0, 16) == pytest.approx((0.0, 0.1936), abs=1e-4)
+    assert wilson(0.1, 10) == pytest.approx((0.0179, 0.4042), abs=1e-4)  # Newcombe 1998
+    assert estimate_mean([0.0] * 9 + [1.0]).high == pytest.approx(0.4042, abs=1e-4)
+    same = estimate_mean([0.5, 0.5])  # two problems, each solved in one of two samples
+    assert same.low < 0.5 < same.high
+    assert estimate_mean([2.0, 2.0]).high == 2.0  # a reward that is no share has no such interval
+
+
+def test_intervals_cover_a_rare_success_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    solved = rng.random((2000, 40)) < 0.03
+    hits = [e.low <= 0.03 <= e.high for e in map(estimate_mean, solved.astype(float))]
+    assert np.mean(hits) > 0.9  # resampling alone reaches 0.70: every run without a success misses
 
 
 def test_the_standard_error_is_that_of_the_mean_over_problems():
     values = [0.0, 0.25, 1.0, 0.5]
-    estimate = bootstrap(values)
+    estimate = estimate_mean(values)
     assert estimate.standard_error == pytest.approx(np.std(values, ddof=1) / 2)
-    assert bootstrap([0.5]).standard_error == 0.0
-    average = bootstrap_average([values, [1.0, 0.0]])
+    assert estimate_mean([0.5]).standard_error == 0.0
+    average = estimate_average([values, [1.0, 0.0]])
     assert average.standard_error == pytest.approx(math.hypot(estimate.standard_error, 0.5) / 2)
 
 
 def test_every_benchmark_counts_the_same_in_the_average():
     large, small = [1.0] * 100, [0.0, 0.5]
-    estimate = bootstrap_average([large, small])
+    estimate = estimate_average([large, small])
     assert estimate.mean == pytest.approx((1.0 + 0.25) / 2)
-    assert (estimate.low, estimate.high) == (0.5, 0.75)
+    # The large one is not known to be exactly 1: Wilson's interval of 100 problems begins at 0.963.
+    assert estimate.low == pytest.approx(0.625 - math.hypot(1 - wilson(1.0, 100)[0], 0.25) / 2)
+    assert estimate.high == pytest.approx(0.75)
     with pytest.raises(ValueError, match="benchmarks is empty"):
-        bootstrap_average([])
+        estimate_average([])
 
 
 @pytest.mark.parametrize(("values", "options"), [([], {}), ([[1.0]], {}), ([1.0], {"confidence": 1.0})])
-def test_bootstrap_refuses_what_it_cannot_do(values, options):
+def test_an_estimate_refuses_what_it_cannot_do(values, options):
     with pytest.raises(ValueError, match="possible"):
-        bootstrap(values, **options)
+        estimate_mean(values, **options)
 
 
 def test_the_result_is_the_statistics_of_its_responses():
@@ -274,6 +299,7 @@ def test_the_table_shows_benchmarks_and_their_average():
     assert [line.split()[0] for line in lines] == ["one", "two", "average"]
     assert average_results([one, two]).keys() == {"avg@4", "pass@1", "pass@2", "pass@4"}
     expected = 50 * (one.metrics["avg@4"].mean + two.metrics["avg@4"].mean)
-    assert f"{expected:.1f} [" in lines[2] and "–" in lines[1]
+    assert f"{expected:.1f}% [" in lines[2] and "–" in lines[1]
+    assert f" {one.truncated:.1%} " in lines[0] and f" {one.malformed:.1%} " in lines[0]
     assert len(as_table([one]).splitlines()) == 2 and average_results([]) == {}
     assert isinstance(average_results([one])["avg@4"], Estimate)

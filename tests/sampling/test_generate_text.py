@@ -1,12 +1,14 @@
 """Prompts in a file, responses in another, with interruptions in between."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mugrpo_jax.evaluation.benchmarks import benchmark
 from mugrpo_jax.models.io.loading import load_model
+from mugrpo_jax.models.tokenizer import HFTokenizer
 from mugrpo_jax.sampling import generate, generate_file, request_seeds, requests
 from mugrpo_jax.tasks import load_task
 
@@ -47,6 +49,67 @@ def test_one_text_is_one_prompt_and_its_record_can_be_read():
     assert isinstance(record["text"], str)
 
 
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_model():
+    """The tiny model with a tokenizer that has a chat template."""
+    model = load_model("tiny")
+    fast = model.tokenizer._to_fast()
+    fast.chat_template = TEMPLATE
+    return replace(model, tokenizer=HFTokenizer(fast))
+
+
+def test_texts_go_through_the_chat_template_of_a_chat_model_unless_raw(tmp_path):
+    model = chat_model()
+    few = SETTINGS | {"samples": 1, "max_tokens": 2}
+    chat = [{"role": "system", "content": "sum"}, {"role": "user", "content": "1+1="}]
+    records = generate(model, ["1+1=", chat, [2, 40]], **few)
+    texts = ["<user>1+1=<assistant>", "<system>sum<user>1+1=<assistant>", model.tokenizer.decode([2, 40])]
+    assert [record["prompt"] for record in records] == texts
+    assert [record["prompt_tokens"] for record in records[:2]] == [
+        model.tokenizer.encode(t) for t in texts[:2]
+    ]
+    [raw] = generate(model, "1+1=", raw=True, **few)
+    assert raw["prompt"] == "1+1=" and raw["prompt_tokens"] == model.tokenizer.encode("1+1=", start=True)
+    lines = [{"prompt": "1+1="}, {"messages": chat}, {"prompt_tokens": [2, 40]}, {"prompt": chat}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    assert generate_file(model, *files, name="chat", **few) == 4
+    assert [by_name(files[1])[i, 0]["prompt"] for i in range(4)] == [*texts, texts[1]]
+    with pytest.raises(ValueError, match="was begun with raw=False, now it is True"):
+        generate_file(model, *files, name="chat", raw=True, **few)
+    model.tokenizer._fast.chat_template = TEMPLATE.replace("<assistant>", "<answer>")
+    with pytest.raises(ValueError, match="was begun with other prompts than now"):
+        generate_file(model, *files, name="chat", **few)
+    with pytest.raises(ValueError, match="a loaded model needs the argument name"):
+        generate_file(model, *files, **few)
+    with pytest.raises(ValueError, match="prompt 0: possible: a text, a list of chat messages, or token ids"):
+        generate(model, [[{"role": "user"}]], **few)
+
+
+@pytest.mark.parametrize(
+    ("model", "raw", "hint"),
+    [
+        (lambda: load_model("tiny"), False, "this model has no chat template, so it continues the prompt"),
+        (chat_model, True, "this model has a chat template: leave out --raw"),
+        (chat_model, False, "look at `prompt` in the output"),
+    ],
+)
+def test_empty_responses_come_with_a_hint(model, raw, hint, capfd, monkeypatch):
+    loaded = model()
+    shown = lambda: capfd.readouterr().err  # noqa: E731
+    few = SETTINGS | {"samples": 1, "max_tokens": 2, "progress": True}
+    generate(loaded, "1+1=", raw=raw, **few)
+    assert "responses are empty" not in shown()
+    monkeypatch.setattr(loaded.tokenizer, "decode", lambda ids: " ")
+    generate(loaded, "1+1=", raw=raw, **few)
+    assert f"1 of 1 responses are empty; {hint}" in shown()
+
+
 def test_an_interrupted_file_continues_where_it_was(prompts, tmp_path):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     generate_file("tiny", prompts, whole, **SETTINGS)
@@ -74,7 +137,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(prompts, tmp_path):
     with pytest.raises(ValueError, match=r"out.jsonl: was begun with temperature=1.0, now it is 0.5; choose"):
         generate_file("tiny", prompts, out, **SETTINGS, temperature=0.5)
     prompts.write_text('{"prompt": "other"}\n')
-    with pytest.raises(ValueError, match=r"out.jsonl: was begun with prompts_sha256="):
+    with pytest.raises(ValueError, match=r"out.jsonl: was begun with other prompts than now, so .*; choose"):
         generate_file("tiny", prompts, out, **SETTINGS)
     out.with_name("out.jsonl.settings.json").unlink()
     with pytest.raises(ValueError, match=r"out.jsonl: exists, but not out.jsonl.settings.json"):
@@ -89,6 +152,8 @@ def test_other_settings_are_refused_and_nothing_is_lost(prompts, tmp_path):
         ("[1]", r"in.jsonl, line 2: needs 'prompt' \(text\) or 'prompt_tokens'"),
         ('{"prompt": ""}', r"in.jsonl, line 2: needs"),
         ('{"prompt_tokens": ["a"]}', r"in.jsonl, line 2: needs"),
+        ('{"messages": [{"role": "user"}]}', r"in.jsonl, line 2: needs .* or 'messages'"),
+        ('{"prompt": 5}', r"in.jsonl, line 2: needs"),
         (json.dumps({"prompt": "x" * 1020}), r"prompt 1: 1021 tokens \+ max_tokens of 12 exceed .*=1024"),
     ],
 )
@@ -106,6 +171,16 @@ def test_bad_settings_are_named(tmp_path):
         generate("tiny", ["1"], dtype="int8")
     with pytest.raises(ValueError, match=r"samples: must be at least 1, got 0"):
         generate("tiny", ["1"], samples=0)
+    with pytest.raises(
+        ValueError, match=r"no setting 'max_token', did you mean 'max_tokens'\? possible: samp"
+    ):
+        generate("tiny", ["1"], max_token=8)
+    with pytest.raises(ValueError, match=r"no setting 'slot', did you mean 'slots'\?"):
+        generate_file("tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl", slot=8)
+    with pytest.raises(
+        ValueError, match=r"no setting 'zzz'; possible: samples, .*, slots, mesh, progress, raw$"
+    ):
+        generate("tiny", ["1"], zzz=8)
     assert generate("tiny", []) == []
 
 

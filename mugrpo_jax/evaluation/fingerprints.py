@@ -1,0 +1,53 @@
+"""Fingerprints of what a results file depends on, so that old scores are never reported for something new."""
+
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.sampling import encode_prompt, prompt_text
+from mugrpo_jax.tasks import Problem
+
+
+def problem_fingerprints(problems: list[Problem], tokenizer: Tokenizer) -> dict[str, str]:
+    """Return hashes of the answers, and of the prompts as the model gets them: text and tokens."""
+    prompts, answers = hashlib.sha256(), hashlib.sha256()
+    for problem in problems:
+        try:
+            prompt = [prompt_text(tokenizer, problem.prompt), encode_prompt(tokenizer, problem.prompt)]
+        except (ValueError, TypeError) as error:  # a TypeError for text that is not Unicode
+            raise ValueError(f"{problem}: its prompt cannot be made into tokens: {error}") from error
+        prompts.update(json.dumps(prompt).encode())
+        answers.update(json.dumps([problem.id, problem.answer]).encode())
+    return {"prompts_sha256": prompts.hexdigest(), "answers_sha256": answers.hexdigest()}
+
+
+def weights_fingerprint(params: Any) -> str:
+    """Return a hash of weights. Only one number per tensor leaves the devices."""
+    sums = jax.device_get(jax.jit(lambda tree: jax.tree.map(_weighted_sum, tree))(params))
+    named = [[jax.tree_util.keystr(path), int(value)] for path, value in jax.tree.leaves_with_path(sums)]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def _weighted_sum(leaf: jax.Array) -> jax.Array:
+    """Sum the bits of all elements as integers, each times an odd number that depends on its place."""
+    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")).astype(np.uint32)
+    for axis in range(leaf.ndim):
+        place = jax.lax.broadcasted_iota(np.uint32, leaf.shape, axis)
+        bits = bits * (place * np.uint32(2_654_435_761 * (2 * axis + 1) % 2**32) | np.uint32(1))
+    return bits.sum(dtype=np.uint32)
+
+
+def code_fingerprint(function: Any) -> str:
+    """Return a hash of the file that defines a function; empty if there is none."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+        return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except (TypeError, OSError):  # defined in C, in a notebook, or the file is gone
+        return ""
