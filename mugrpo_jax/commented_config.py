@@ -41,7 +41,7 @@ def commented_yaml(values: Mapping[str, Any], cls: type = RunConfig, indent: str
             lines.append(commented_yaml(value, section, indent + "  "))
         else:
             lines += _comment(_explained(cls, fields[name], hints[name]), indent)
-            lines.append(textwrap.indent(_yaml({name: value}), indent))
+            lines.append(f"{indent}{name}: {_yaml(value, indent)}")
     return "\n".join(lines).removeprefix("\n")
 
 
@@ -55,10 +55,13 @@ def _comment(text: str, indent: str) -> Iterator[str]:
     return (f"{indent}# {line}" for line in textwrap.wrap(text, _WIDTH - len(indent) - 2))
 
 
-def _yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)[
-        :-1
-    ]
+def _yaml(value: Any, indent: str) -> str:
+    """Return a value as YAML on one line, or keys with keys of their own on one line each."""
+    nested = isinstance(value, Mapping) and any(isinstance(item, Mapping) for item in value.values())
+    if nested:
+        return "".join(f"\n{indent}  {name}: {_yaml(item, indent + '  ')}" for name, item in value.items())
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.removesuffix("...\n").strip()
 
 
 def meaning(field: Any) -> str:

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import setuptools  # noqa: F401  # before distutils, which it replaces
 import yaml
-from setuptools.dist import Distribution
+from setuptools.dist import Distribution  # setuptools must be imported before distutils, which it replaces
 
 import mugrpo_jax
 from mugrpo_jax import training_packages
@@ -48,19 +47,19 @@ def core(tmp_path_factory):
 def test_the_core_needs_jax_and_numpy_alone():
     assert names(PROJECT["dependencies"]) == ["jax", "numpy"]
     assert names(EXTRAS["train"]) == sorted(training_packages.MODULES.values())
-    assert 'extras=train${1:+,$1}\n' in (ROOT / "scripts" / "setup").read_text()
+    assert "extras=train${1:+,$1}\n" in (ROOT / "scripts" / "setup").read_text()
 
 
 def test_the_losses_work_with_the_core_and_import_fast(core):
     code = """
 import sys, time
-import jax.numpy as jnp
+import jax
 before = time.process_time()
 import mugrpo_jax.objectives
 print(time.process_time() - before)
-x = jnp.full((2, 3), -1.0)
-loss, _ = mugrpo_jax.objectives.mu_grpo(x, x, jnp.array([1.0, -1.0]), jnp.ones((2, 3)))
-assert abs(float(loss)) < 1e-6
+x = jax.ShapeDtypeStruct((2, 3), "float32")
+loss, metrics = jax.eval_shape(mugrpo_jax.objectives.mu_grpo, x, x, x, x)  # traced, not compiled
+assert loss.shape == () and "veto_frac" in metrics
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mugrpo_jax.")}
 assert rooms == {"objectives"}, rooms
 try:
@@ -90,7 +89,6 @@ def test_a_command_without_the_extra_gives_one_line_with_the_remedy(core, tmp_pa
 
 
 def test_one_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "no_such_module", None)
     monkeypatch.setattr(training_packages, "MODULES", {"yaml": "pyyaml", "no_such_thing": "no-such-thing"})
     with pytest.raises(ModuleNotFoundError, match=r"^it: not installed: no-such-thing; run: pip install"):
         training_packages.check_installed("it")
@@ -113,11 +111,13 @@ def test_the_wheel_has_every_config(tmp_path, monkeypatch):
     assert (ROOT / "MANIFEST.in").read_text() == "graft configs\n"  # for the source distribution
 
 
-def test_the_papers_of_the_project_agree():
+def test_version_license_and_authors_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == PROJECT["version"] == mugrpo_jax.__version__
     assert cited["license"] == PROJECT["license"]
-    assert [author["name"] for author in cited["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert [author["name"] for author in cited["authors"]] == [
+        author["name"] for author in PROJECT["authors"]
+    ]
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
     assert "scripts/test" in (ROOT / "CONTRIBUTING.md").read_text()
 
