@@ -166,9 +166,7 @@ def test_an_unknown_config_name_lists_the_known_ones(tmp_path, monkeypatch):
     assert set(shipped_configs.files()) <= set(re.split(r"[ ,]+", message)) and "\n" not in message
     with pytest.raises(ConfigError, match=r"^configs/quickstart.yaml: no such .*; did you mean quickstart\?"):
         configs.load("configs/quickstart.yaml")
-    with pytest.raises(
-        ConfigError, match=r"mine.yaml: no such config file; `mugrpo init FILE` writes a start"
-    ):
+    with pytest.raises(ConfigError, match=r"mine.yaml: no such config file; `mugrpo init FILE` writes"):
         configs.load("mine.yaml")
 
 

@@ -1,4 +1,4 @@
-"""The package as it is installed: what it depends on, what the wheel has, and what works with the core alone."""
+"""The installed package: what it depends on, what the wheel has, and what works with the core alone."""
 
 import os
 import re
@@ -59,7 +59,7 @@ import mugrpo_jax.objectives
 print(time.process_time() - before)
 x = jax.ShapeDtypeStruct((2, 3), "float32")
 loss, metrics = jax.eval_shape(mugrpo_jax.objectives.mu_grpo, x, x, x, x)  # traced, not compiled
-assert loss.shape == () and "veto_frac" in metrics
+assert loss.shape == () and metrics
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mugrpo_jax.")}
 assert rooms == {"objectives"}, rooms
 try:
@@ -115,9 +115,7 @@ def test_version_license_and_authors_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == PROJECT["version"] == mugrpo_jax.__version__
     assert cited["license"] == PROJECT["license"]
-    assert [author["name"] for author in cited["authors"]] == [
-        author["name"] for author in PROJECT["authors"]
-    ]
+    assert cited["authors"] == PROJECT["authors"]
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
     assert "scripts/test" in (ROOT / "CONTRIBUTING.md").read_text()
 
