@@ -25,7 +25,7 @@ GENERATED = {"reference/config.md": pages.config_page(), "reference/commands.md"
 for _notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
     GENERATED |= {k: v for k, v in pages.notebook_page(_notebook).items() if k.endswith(".md")}
 GENERATED["notebooks/toy.py"] = ""
-SOURCES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SOURCES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
 TEXTS |= {f"docs/{name}": text for name, text in GENERATED.items()}
 WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs/") not in GENERATED}
