@@ -18,7 +18,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCE = (".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache")
+NOT_SOURCE = {".git", ".venv", "build", "dist", "runs"}  # in the checkout, not in folders below
 SHORT = ["batch.stages=1", "batch.updates_per_stage=2", "warm_start.updates=4", "evaluation.problems=16"]
 IMPORTS = """
 import time
@@ -85,7 +85,8 @@ def main() -> None:
 
 def build(place: Path, env: Path) -> Path:
     """Build the wheel from a copy of the checkout, which has no remains of older builds."""
-    shutil.copytree(ROOT, place / "source", ignore=shutil.ignore_patterns(*NOT_SOURCE), symlinks=True)
+    skip = {str(ROOT): NOT_SOURCE}
+    shutil.copytree(ROOT, place / "source", ignore=lambda folder, _: skip.get(str(folder), set()))
     pip_wheel = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", place, "./source")
     call(env / "bin" / "python", *pip_wheel, cwd=place)
     [wheel] = place.glob("*.whl")
