@@ -9,6 +9,7 @@ Three lines generate responses:
 True
 
 `load_config` and `train` run an experiment. `objectives` has the losses, which are pure functions of arrays.
+Only `objectives` works without the extra `train` (`pip install 'mugrpo-jax[train]'`).
 Each name is imported when it is first used, so that `import mugrpo_jax` is fast.
 """
 
@@ -39,7 +40,14 @@ if not TYPE_CHECKING:  # a type checker must not believe that every name exists
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, _, attribute = _PLACES[name].partition(":")
-        found = importlib.import_module(module)
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            from mugrpo_jax import training_packages
+
+            if (error.name or "").partition(".")[0] in training_packages.MODULES:
+                training_packages.check_installed(f"{__name__}.{name}")
+            raise
         globals()[name] = getattr(found, attribute) if attribute else found
         return globals()[name]
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mugrpo_jax import shipped_configs
 from mugrpo_jax.files import to_path
 from mugrpo_jax.objectives import ObjectiveConfig
 
@@ -478,26 +480,49 @@ class RunConfig(Section):
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a config from a YAML file (None: all defaults) and apply overrides such as `batch.stages=2`."""
-    raw: dict[str, Any] = {}
-    source = "defaults" if path is None else str(path)
-    if path is not None:
-        try:
-            loaded = yaml.safe_load(to_path(path).read_bytes().decode())
-        except FileNotFoundError:
-            raise ConfigError(f"{path}: no such config file") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date with month 13
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-        except RecursionError:
-            raise ConfigError(f"{path}: not a config: nested too deeply") from None
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
-        raw = loaded or {}
+    """Load a config and apply overrides such as `batch.stages=2`.
+
+    `path` is a YAML file, or the name of a shipped config such as `quickstart`; None: all defaults.
+    """
+    raw = {} if path is None else _read(path)
     for override in overrides:
         _override(raw, override)
-    return build(RunConfig, raw, source)
+    return build(RunConfig, raw, "defaults" if path is None else str(path))
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    content = _file(path).read_bytes()
+    try:
+        loaded = yaml.safe_load(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date with month 13
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a config: nested too deeply") from None
+    if loaded is None or loaded == {}:
+        raise ConfigError(
+            f"{path}: no keys in this file; set at least model.source and task.name. `mugrpo config` lists "
+            "all keys, `mugrpo init FILE` writes a starting config"
+        )
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
+    return loaded
+
+
+def _file(path: str | Path) -> Path:
+    """Return the file at `path`, or the shipped config with this name; a file comes first."""
+    file = to_path(path)
+    if file.exists() and not file.is_dir():
+        return file
+    if str(path) in (shipped := shipped_configs.files()):
+        return shipped[str(path)]
+    name = re.sub(r"^configs/|\.ya?ml$", "", str(path))
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    if name != str(path):
+        raise ConfigError(f"{path}: no such config file; {hint}`mugrpo init FILE` writes a starting config")
+    raise ConfigError(f"{path}: no such config file; {hint}configs known by name: {', '.join(shipped)}")
 
 
 def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

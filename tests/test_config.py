@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from mugrpo_jax import config as configs
+from mugrpo_jax import shipped_configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.objectives import ObjectiveConfig
 
@@ -161,6 +162,31 @@ def test_p3o_cannot_leave_out_groups_without_an_advantage(file):
             configs.load(file, ["objective.name=p3o", f"batch.equal_groups={how}"])
 
 
+def test_a_shipped_config_is_known_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert configs.load("quickstart", ["batch.stages=2"]).batch.updates_per_stage == 64
+    assert configs.load("paper/qwen3_1.7b_base_mu_grpo").model.source == "Qwen/Qwen3-1.7B-Base"
+    (tmp_path / "quickstart_grpo").mkdir()  # a folder is no config
+    assert configs.load("quickstart_grpo").objective.name == "grpo"
+    (tmp_path / "quickstart").write_text("seed: 3")  # a file comes first
+    assert configs.load("quickstart").seed == 3
+
+
+def test_an_unknown_config_name_lists_the_known_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        configs.load("quikstart")
+    message = str(caught.value)
+    assert message.startswith(
+        "quikstart: no such config file; did you mean quickstart? configs known by name:"
+    )
+    assert set(shipped_configs.files()) <= set(re.split(r"[ ,]+", message)) and "\n" not in message
+    with pytest.raises(ConfigError, match=r"^configs/quickstart.yaml: no such .*; did you mean quickstart\?"):
+        configs.load("configs/quickstart.yaml")
+    with pytest.raises(ConfigError, match=r"mine.yaml: no such config file; `mugrpo init FILE` writes"):
+        configs.load("mine.yaml")
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "x.yaml"
     with pytest.raises(ConfigError, match=r"x.yaml: no such config file"):
@@ -171,6 +197,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         (b"\xff\xfe\x00", r"x.yaml: not UTF-8 text"),
         (b"a: 2024-13-01", r"x.yaml: not valid YAML: month must be in 1..12"),
         (b"[" * 500, r"x.yaml: not a config: nested too deeply"),
+        (
+            b"",
+            r"x.yaml: no keys in this file; set at least model.source and task.name. `mugrpo config` lists",
+        ),
+        (b"# batch: {stages: 2}\n", r"x.yaml: no keys in this file"),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=message):

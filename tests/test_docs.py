@@ -24,7 +24,7 @@ pages = importlib.import_module("pages")
 GENERATED = {f"reference/{name}": text for name, text in pages.reference_pages().items()}
 for _notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
     GENERATED |= {k: v for k, v in pages.notebook_page(_notebook).items() if k.endswith(".md")}
-SOURCES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SOURCES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 KEPT = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
 TEXTS = KEPT | {f"docs/{name}": text for name, text in GENERATED.items()}
 WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs/") not in GENERATED}

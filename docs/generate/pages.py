@@ -14,10 +14,11 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mugrpo_jax import objectives
 from mugrpo_jax.cli import main as cli
+from mugrpo_jax.commented_config import as_json, first_paragraph, kind, knobs_of, meaning
 from mugrpo_jax.config import RunConfig
 
 HIDDEN = "remove-cell"  # the tag of cells that only check a notebook; pages leave them out
@@ -47,7 +48,7 @@ def _section(cls: type, prefix: str) -> Iterator[str]:
         )
         (nested if inner else plain).append(field)
     if plain:
-        yield f"## {prefix.rstrip('.') or 'The run'}\n\n{_first_line(cls)}\n\n{_TABLE}"
+        yield f"## {prefix.rstrip('.') or 'The run'}\n\n{first_paragraph(cls)}\n\n{_TABLE}"
         yield "\n".join(_row(field, hints[field.name], prefix) for field in plain) + "\n"
     for field in nested:
         yield from _section(hints[field.name], f"{prefix}{field.name}.")
@@ -58,41 +59,15 @@ def _row(field: Any, hint: Any, prefix: str) -> str:
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory()
-    limits = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
-    shown = [
-        f"{words} {field.metadata[key]:g}" for key, words in limits.items() if field.metadata[key] is not None
-    ]
-    meaning = "; ".join([field.metadata["meaning"], *shown])
+    about = meaning(field)
     if hint is objectives.ObjectiveConfig:
-        name, default, meaning = f"{name}.name", default.name, f"{meaning}; knobs [below](#knobs)"
-    return f"| `{name}` | {_type(hint)} | `{_value(default)}` | {_cell(meaning)} |"
-
-
-def _type(hint: Any) -> str:
-    if hint is objectives.ObjectiveConfig:
-        return "name"
-    if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
-    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    optional = len(args) < len(typing.get_args(hint))
-    if optional and len(args) > 1:
-        return f"{_type(args[0])}, list or null"
-    if optional:
-        return f"{_type(args[0])} or null"
-    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
-    return names.get(hint, "keys and values")
-
-
-def _value(value: Any) -> str:
-    return "null" if value is None else json.dumps(value, ensure_ascii=False)
+        about = f"{about}; knobs [below](#knobs)"
+        return f"| `{name}.name` | name | `{as_json(default.name)}` | {_cell(about)} |"
+    return f"| `{name}` | {kind(hint)} | `{as_json(default)}` | {_cell(about)} |"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _first_line(obj: Any) -> str:
-    return (obj.__doc__ or "").split("\n\n")[0].strip()
 
 
 def _knobs() -> str:
@@ -104,9 +79,8 @@ def _knobs() -> str:
         "| objective.name | what it is | knobs and their defaults |\n|---|---|---|",
     ]
     for name, function in objectives.OBJECTIVES.items():
-        settings = objectives.ObjectiveConfig(name).settings
-        knobs = ", ".join(f"`{knob}={_value(value)}`" for knob, value in settings.items())
-        lines.append(f"| `{name}` | {_cell(_first_line(function))} | {knobs} |")
+        knobs = ", ".join(f"`{knob}={value}`" for knob, value in knobs_of(name).items())
+        lines.append(f"| `{name}` | {_cell(first_paragraph(function))} | {knobs} |")
     return "\n".join(lines) + "\n"
 
 

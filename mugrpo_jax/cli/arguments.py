@@ -69,8 +69,8 @@ def number(text: str) -> float:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the path of a config file, and `key=value` arguments that override keys of the config."""
-    parser.add_argument("config", help="a YAML file, such as configs/quickstart.yaml")
+    """Add the name of a config, and `key=value` arguments that override keys of the config."""
+    parser.add_argument("config", help="a YAML file, or the name of a shipped config such as quickstart")
     add_overrides(parser)
 
 
@@ -173,7 +173,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(arguments: argparse.Namespace) -> "RunConfig":
-    """Load the config file that the user named, and apply the overrides."""
+    """Load the config that the user named, and apply the overrides."""
     from mugrpo_jax import config as configs
 
     return configs.load(arguments.config, arguments.overrides)
@@ -181,7 +181,8 @@ def load_config(arguments: argparse.Namespace) -> "RunConfig":
 
 def run_folder(arguments: argparse.Namespace) -> Path:
     """Return `--out`, or `runs/NAME_OF_THE_CONFIG` if the user did not give it."""
-    return arguments.out or Path("runs") / Path(arguments.config).stem
+    name = Path(arguments.config).name  # a shipped name such as qwen3_1.7b may have a dot but no suffix
+    return arguments.out or Path("runs") / name.removesuffix(".yaml").removesuffix(".yml")
 
 
 def join_hosts(arguments: argparse.Namespace) -> AbstractContextManager[None]:

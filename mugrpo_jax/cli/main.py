@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import NoReturn
 
 from mugrpo_jax import __version__
+from mugrpo_jax.cli import config, export, generate, init, plan, replay, report, rollouts, sft, train
 from mugrpo_jax.cli import eval as evaluate
-from mugrpo_jax.cli import export, generate, plan, replay, report, rollouts, sft, train
+from mugrpo_jax.training_packages import check_installed
 
 STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
-COMMANDS = (train, sft, generate, evaluate, rollouts, replay, export, report, plan)
+COMMANDS = (init, config, train, sft, generate, evaluate, rollouts, replay, export, report, plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     error that the user can fix, which is printed.
     """
     arguments = parse(argv)
+    try:
+        check_installed(f"mugrpo {arguments.command}")
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
     _silence_background_threads()
     from mugrpo_jax.distributed import Stopped
 
@@ -94,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="mugrpo COMMAND --help explains a command and gives an example.",
     )
     program.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = program.add_subparsers(required=True, metavar="COMMAND")
+    commands = program.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in COMMANDS:
         command.add(commands)
     return program

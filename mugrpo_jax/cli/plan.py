@@ -17,7 +17,7 @@ def add(commands: shared.Commands) -> None:
         "sampler, memory and disk for the devices of this machine; of the model, only the shape is read. "
         "With --topology, the plan compiles all programs for other devices, which this machine need not "
         "have. It then also shows FLOPs, collectives, hours, and what to change if the run does not fit.",
-        example="mugrpo plan configs/quickstart.yaml --topology v5e:2x2",
+        example="mugrpo plan quickstart --topology v5e:2x2",
     )
     shared.add_config(parser)
     parser.add_argument(

@@ -13,7 +13,7 @@ def add(commands: shared.Commands) -> None:
         run,
         help="run only the supervised warm start of a config",
         more="`mugrpo train` with the same --out continues with the first stage.",
-        example="mugrpo sft configs/quickstart.yaml warm_start.updates=500 --out runs/first",
+        example="mugrpo sft quickstart warm_start.updates=500 --out runs/first",
     )
     shared.add_config(parser)
     shared.add_run_folder(parser)

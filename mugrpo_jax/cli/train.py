@@ -18,7 +18,7 @@ def add(commands: shared.Commands) -> None:
         run,
         help="run all stages of a config, or resume a run",
         more="Prints the plan first. If the run is stopped or killed, the same command resumes it.",
-        example="mugrpo train configs/quickstart.yaml batch.stages=2 --out runs/first",
+        example="mugrpo train quickstart batch.stages=2 --out runs/first",
     )
     shared.add_config(parser)
     shared.add_run_folder(parser)

@@ -78,6 +78,8 @@ def named_tasks(
     if run is None or run.task.reward is None:
         return tasks
     mine, reward = run.task.name, run.task.reward
+    if not isinstance(reward, str):
+        reward = reward[0].name  # of several rewards, the first one says whether an answer is right
     return {
         file: dataclasses.replace(task, reward=reward) if name == mine else task
         for (file, task), name in zip(tasks.items(), names)

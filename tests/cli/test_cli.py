@@ -64,6 +64,19 @@ CONFIG = {
     "evaluation": {"problems": 8},
     "checkpoints": {"keep_last": 1, "keep_stage_starts": True},
 }
+COMMANDS = [
+    "init",
+    "config",
+    "train",
+    "sft",
+    "generate",
+    "eval",
+    "rollouts",
+    "replay",
+    "export",
+    "report",
+    "plan",
+]
 REWARDS = """
     import time
 
@@ -159,13 +172,11 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in ("train", "sft", "generate", "eval", "rollouts", "replay", "export", "report", "plan"):
+    for name in COMMANDS:
         assert f"    {name} " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["train", "sft", "generate", "eval", "rollouts", "replay", "export", "report", "plan"]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_help_has_an_example(name, capsys):
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])
