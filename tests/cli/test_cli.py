@@ -26,6 +26,8 @@ from mugrpo_jax.report.token_history import token_history
 from mugrpo_jax.rollouts import open_stage, read_groups
 from mugrpo_jax.runs import environment as environments
 from mugrpo_jax.sampling import generate
+from mugrpo_jax.setup import trained_model as trained_models
+from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.model_card import model_card
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.tasks import load_task
@@ -119,6 +121,13 @@ def run(place):
         assert main(["train", str(place / "tiny.yaml"), "--out", str(place / "run")]) == 0
     (place / "shown.txt").write_text(shown.getvalue())
     return place / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    """The newest checkpoint of the run as a Hugging Face folder."""
+    assert main(["export", str(run), str(run.parent / "exported")]) == 0
+    return run.parent / "exported"
 
 
 @pytest.fixture
@@ -464,53 +473,42 @@ def test_eval_of_a_run_takes_its_task_options_reward_and_limits(run, tmp_path, c
     problems = {problem.id: problem for problem in load_task("arithmetic", **CONFIG["task"]["options"]).test}
     assert {row["problem"] for row in rows} == problems.keys()
     assert all(row["prompt"] == problems[row["problem"]].prompt for row in rows)
-    other = ["--option", "difficulty=3", "--max-tokens", 4, "--out", tmp_path / "other.jsonl", "--slots", 8]
-    assert command("eval", run, "--task", "arithmetic", *other, "--problems", 2)[0] == 0
-    settings = json.loads((tmp_path / "other.jsonl.settings.json").read_text())
-    assert settings["max_tokens"] == 4 and settings["reward"] == "cli_rewards:even"
+    same = ["--task", "arithmetic", "--out", out]  # with its name, the run's task has the run's options too
+    assert "was begun with max_tokens=17, now it is 4" in refused("eval", run, *same, "--max-tokens", 4)
+    assert "was begun with other prompts" in refused("eval", run, *same, "--option", "difficulty=3")
+    assert "was begun with reward='cli_rewards:even'" in refused("eval", run, *same, "--reward", "exact")
     message = refused("eval", "tiny", "--out", out)
     assert message.startswith("--task is missing: only the folder of a run has a task; possible: arithmetic,")
 
 
-def test_eval_never_reports_old_scores_for_something_new(place, run, tmp_path, command, refused, monkeypatch):
-    model, out = tmp_path / "model", tmp_path / "eval.jsonl"
-    command("export", run, model, "--step", 2)
-    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "3"}\n')
-    task = [
-        "--task",
-        "dataset",
-        "--option",
-        f"test={tmp_path / 'test.jsonl'}",
-        "--reward",
-        "eval_rewards:one",
-    ]
-    how = [*task, "--max-tokens", 8, "--slots", 8, "--out", out]
-    (place / "eval_rewards.py").write_text("def one(text, problem): return 1.0")
-    assert command("eval", model, *how)[0] == 0
-    before = out.read_bytes()
+def test_eval_never_reports_old_scores_for_something_new(place, exported, tmp_path, command, refused):
+    model, out, data = tmp_path / "model", tmp_path / "eval.jsonl", tmp_path / "test.jsonl"
+    shutil.copytree(exported, model)
+    code, weights = place / "eval_rewards.py", model / "model.safetensors"
+    how = ["--task", "dataset", "--option", f"test={data}", "--reward", "eval_rewards:one", "--out", out]
+    how = ["eval", model, *how, "--max-tokens", 17, "--slots", 8]
+    code.write_text("def one(text, problem): return 1.0")
+    data.write_text('{"question": "1+2=", "answer": "3"}\n')
+    status, shown, _ = command(*how)
+    assert status == 0
+    results = out.read_bytes()
 
     def refused_for(what, *more):
-        message = refused("eval", model, *how, *more)
-        assert message == (
-            f"{out}: was begun with other {what} than now, so its responses would not fit; "
-            "choose another output or delete it"
-        )
-        assert out.read_bytes() == before
+        fits = f"{out}: was begun with other {what} than now, so its responses would not fit; "
+        assert refused(*how, *more) == fits + "choose another output or delete it"
 
     refused_for("prompts", "--option", "columns={template: '{question}='}")
-    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "4"}\n')
-    refused_for("answers")
-    (tmp_path / "test.jsonl").write_text('{"question": "1+2=", "answer": "3"}\n')
-    (place / "eval_rewards.py").write_text("def one(text, problem): return 0.0")
-    refused_for("reward code")
-    (place / "eval_rewards.py").write_text("def one(text, problem): return 1.0")
-    shutil.rmtree(model)
-    command("export", run, model, "--step", 4)
-    refused_for("weights")
-    shutil.rmtree(model)
-    command("export", run, model, "--step", 2)
-    assert command("eval", model, *how)[0] == 0  # the old model again: nothing is left to do
-    assert out.read_bytes() == before
+    for what, file, change in (
+        ("answers", data, lambda old: old.replace(b'"3"', b'"4"')),
+        ("reward code", code, lambda old: old.replace(b"1.0", b"0.5")),
+        ("weights", weights, lambda old: old[:-4] + bytes([old[-4] ^ 1]) + old[-3:]),  # the last bit of one
+    ):
+        old = file.read_bytes()
+        file.write_bytes(change(old))
+        refused_for(what)
+        file.write_bytes(old)
+    assert command(*how)[1] == shown  # all as before: nothing is left to do
+    assert out.read_bytes() == results
 
 
 def test_eval_of_several_tasks_shows_their_average(run, tmp_path, command, refused):
@@ -570,12 +568,11 @@ def test_eval_names_an_answer_that_cannot_be_read(run, tmp_path, command):
     assert "answer '\\\\frac{' cannot be read as mathematics)" in shown
 
 
-def test_generate_writes_responses(run, tmp_path, command):
-    command("export", run, tmp_path / "model")
+def test_generate_writes_responses(exported, tmp_path, command):
     (tmp_path / "in.jsonl").write_text('{"prompt": "1+2="}\n{"prompt": "3+4="}\n')
     flags = ["--samples", 2, "--max-tokens", 5, "--seed", 1, "--dtype", "float32", "--slots", 4]
     where = ["--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl"]
-    code, shown, _ = command("generate", "--model", tmp_path / "model", *where, *flags)
+    code, shown, _ = command("generate", "--model", exported, *where, *flags)
     assert code == 0 and "4 responses written" in shown
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {(row["index"], row["sample"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
@@ -588,8 +585,6 @@ def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, comman
     assert code == 0 and shown == "".join(f"--- response {i}\n{r['text']}\n" for i, r in enumerate(records))
     out = ["--out", tmp_path / "out.jsonl"]
     assert "2 responses written" in command("generate", "--model", run, "--step", 2, *how, *out)[1]
-    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert sorted(written, key=lambda record: record["sample"]) == records
     message = refused("generate", "--model", run, *how, *out)
     assert f"was begun with model='{run} after 2 updates', now it is '{run} after 4 updates'" in message
     assert "only runs have checkpoints" in refused("generate", "--model", "tiny", "--best", *how)
@@ -598,13 +593,14 @@ def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, comman
     )
 
 
-def test_export_takes_any_model(tmp_path, command):
-    assert command("export", "tiny", tmp_path / "out", "--dtype", "bfloat16")[0] == 0
-    ours = load_model("tiny", dtype="bfloat16")
-    assert same(load_model(tmp_path / "out").params, ours.params)
-    assert command("export", tmp_path / "out", tmp_path / "again")[0] == 0
-    again = load_model(tmp_path / "again")
-    assert same(again.params, ours.params) and again.tokenizer.alphabet == ours.tokenizer.alphabet
+def test_export_takes_any_model(exported, tmp_path, command, monkeypatch):
+    one = lambda shape: loading_mesh(shape, jax.devices()[:1])  # noqa: E731  # faster to compile
+    monkeypatch.setattr(trained_models, "loading_mesh", one)
+    assert command("export", "tiny", tmp_path / "tiny")[0] == 0
+    ours, theirs = load_model("tiny"), load_model(tmp_path / "tiny")
+    assert same(theirs.params, ours.params) and theirs.tokenizer.alphabet == ours.tokenizer.alphabet
+    assert command("export", exported, tmp_path / "again", "--dtype", "bfloat16")[0] == 0
+    assert same(load_model(tmp_path / "again").params, load_model(exported, dtype="bfloat16").params)
 
 
 def test_export_pushes_to_the_hub_with_a_model_card(run, tmp_path, command, refused, monkeypatch):

@@ -64,22 +64,18 @@ def chat_model():
 
 
 def test_texts_go_through_the_chat_template_of_a_chat_model_unless_raw(tmp_path):
-    model = chat_model()
-    few = SETTINGS | {"samples": 1, "max_tokens": 2}
+    model, few = chat_model(), SETTINGS | {"samples": 1, "max_tokens": 2}
     chat = [{"role": "system", "content": "sum"}, {"role": "user", "content": "1+1="}]
-    records = generate(model, ["1+1=", chat, [2, 40]], **few)
-    texts = ["<user>1+1=<assistant>", "<system>sum<user>1+1=<assistant>", model.tokenizer.decode([2, 40])]
-    assert [record["prompt"] for record in records] == texts
-    assert [record["prompt_tokens"] for record in records[:2]] == [
-        model.tokenizer.encode(t) for t in texts[:2]
-    ]
-    [raw] = generate(model, "1+1=", raw=True, **few)
-    assert raw["prompt"] == "1+1=" and raw["prompt_tokens"] == model.tokenizer.encode("1+1=", start=True)
     lines = [{"prompt": "1+1="}, {"messages": chat}, {"prompt_tokens": [2, 40]}, {"prompt": chat}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     assert generate_file(model, *files, name="chat", **few) == 4
-    assert [by_name(files[1])[i, 0]["prompt"] for i in range(4)] == [*texts, texts[1]]
+    records = [by_name(files[1])[i, 0] for i in range(4)]
+    texts = ["<user>1+1=<assistant>", "<system>sum<user>1+1=<assistant>", model.tokenizer.decode([2, 40])]
+    assert [record["prompt"] for record in records] == [*texts, texts[1]]
+    assert [record["prompt_tokens"] for record in records[:2]] == [
+        model.tokenizer.encode(t) for t in texts[:2]
+    ]
     with pytest.raises(ValueError, match="was begun with raw=False, now it is True"):
         generate_file(model, *files, name="chat", raw=True, **few)
     model.tokenizer._fast.chat_template = TEMPLATE.replace("<assistant>", "<answer>")
@@ -92,22 +88,22 @@ def test_texts_go_through_the_chat_template_of_a_chat_model_unless_raw(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("model", "raw", "hint"),
+    ("model", "raw", "prompt", "hint"),
     [
-        (lambda: load_model("tiny"), False, "this model has no chat template, so it continues the prompt"),
-        (chat_model, True, "this model has a chat template: leave out --raw"),
-        (chat_model, False, "look at `prompt` in the output"),
+        (lambda: load_model("tiny"), False, "1+1=", "this model has no chat template, so it continues"),
+        (chat_model, True, "1+1=", "this model has a chat template: leave out --raw"),
+        (chat_model, False, "<user>1+1=<assistant>", "look at `prompt` in the output"),
     ],
 )
-def test_empty_responses_come_with_a_hint(model, raw, hint, capfd, monkeypatch):
-    loaded = model()
-    shown = lambda: capfd.readouterr().err  # noqa: E731
-    few = SETTINGS | {"samples": 1, "max_tokens": 2, "progress": True}
-    generate(loaded, "1+1=", raw=raw, **few)
-    assert "responses are empty" not in shown()
-    monkeypatch.setattr(loaded.tokenizer, "decode", lambda ids: " ")
-    generate(loaded, "1+1=", raw=raw, **few)
-    assert f"1 of 1 responses are empty; {hint}" in shown()
+def test_empty_responses_come_with_a_hint(model, raw, prompt, hint, capfd, monkeypatch):
+    model = model()
+    monkeypatch.setattr(model.tokenizer, "decode", lambda ids: " ")
+    [record] = generate(
+        model, "1+1=", raw=raw, **SETTINGS | {"samples": 1, "max_tokens": 2, "progress": True}
+    )
+    assert record["prompt"] == prompt
+    assert record["prompt_tokens"] == model.tokenizer.encode(prompt, start=prompt == "1+1=")
+    assert f"1 of 1 responses are empty; {hint}" in capfd.readouterr().err
 
 
 def test_an_interrupted_file_continues_where_it_was(prompts, tmp_path):
@@ -187,7 +183,7 @@ def test_bad_settings_are_named(tmp_path):
 def test_the_bar_shows_rate_and_occupancy(capfd):
     generate("tiny", ["1+1="], **SETTINGS | {"progress": True})
     shown = capfd.readouterr().err
-    assert "3/3" in shown and "tokens/s" in shown and "occupied" in shown
+    assert "3/3" in shown and "tokens/s" in shown and "occupied" in shown and "are empty" not in shown
 
 
 def test_an_output_without_a_response_can_be_begun_again_with_other_settings(tmp_path):
