@@ -63,12 +63,13 @@ class Buckets:
         )
 
     def trim(self, shape: Shape, rows: int) -> Shape:
-        """Return `shape` with 1, 1.25, 1.5, 2, 3 or 4 · tokens / length rows: the fewest that hold `rows`.
+        """Return `shape` with 1, 1.5, 2 or 4 · tokens / length rows: the fewest that hold `rows`.
 
-        `rows` is the largest number of rows in one of the parts.
+        `rows` is the largest number of rows in one of the parts. There are few choices, because each shape
+        is compiled.
         """
         full = shape.tokens // self.parts / shape.length
-        fewer = (self.parts * int(room * full) for room in (1, 1.25, 1.5, 2, 3))
+        fewer = (self.parts * int(room * full) for room in (1, 1.5, 2))
         enough = (room for room in fewer if self.parts * rows <= room < shape.rows)
         return shape._replace(rows=next(enough, shape.rows))
 

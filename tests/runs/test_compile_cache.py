@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from mugrpo_jax.runs.compile_cache import use_compile_cache
 
@@ -18,8 +19,11 @@ def untouched(monkeypatch, tmp_path):
     """JAX without a cache, as in a new process, and a user's cache folder of our own."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_max_size", -1)
+    compilation_cache.reset_cache()  # it may be open at its old place
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path
+    compilation_cache.reset_cache()
     for name, value in before.items():
         jax.config.update(name, value)
 
