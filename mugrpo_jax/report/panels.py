@@ -230,6 +230,7 @@ def _effective(place: law.Position) -> tuple[float, float]:
 
 SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {
     "Learning": (learning, learning_by_time, rewards),
+    "Updates": (loss, entropy, kl, equal_groups, gradient_norm),
     "Staleness": (
         clipped,
         vetoed,
@@ -245,7 +246,6 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         drift,
         gradient_cosine,
     ),
-    "Updates": (loss, entropy, kl, equal_groups, gradient_norm),
     "Responses": (response_length, finish_reasons, broken_responses),
     "Time": (time_spent, throughput, slot_occupancy),
     "Staleness law": (staleness_law,),

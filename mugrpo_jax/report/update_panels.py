@@ -15,7 +15,7 @@ from mugrpo_jax.report.run_history import History
 def loss(runs: Sequence[History]) -> Panel:
     """Panel: the loss of each update, against updates."""
     note = (
-        "The loss is no measure of progress: it is 0 on average before the first update of a stage, and its "
+        "The loss is no measure of progress: it is near 0 before the first update of a stage, and its "
         "size depends on the objective. Look for jumps and for values that are not finite."
     )
     return over_updates(runs, "Loss", "loss", {"loss": "loss"}, note=note)

@@ -1,13 +1,14 @@
 """The model card of an exported model: `README.md` with the metadata that the Hugging Face Hub reads."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mugrpo_jax import __version__
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config import RunConfig, WeightedReward
 from mugrpo_jax.files import to_path
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.run_folder import read_config
@@ -51,6 +52,12 @@ def _public(text: str) -> str:
     return text if _is_hub_name(text) or text.startswith("hub:") else Path(text).name
 
 
+def _reward(reward: str | Sequence[WeightedReward] | None) -> str:
+    if reward is None or isinstance(reward, str):
+        return "the task's own" if reward is None else f"`{reward}`"
+    return " + ".join(f"{part.weight:g} × `{part.name}`" for part in reward)
+
+
 def _training(config: RunConfig, step: int, journal: Path) -> str:
     batch, task, warm = config.batch, config.task, config.warm_start.updates
     plain = {key: value for key, value in task.options.items() if isinstance(value, str | int | float)}
@@ -59,7 +66,7 @@ def _training(config: RunConfig, step: int, journal: Path) -> str:
         "starting model": f"`{_public(config.model.source)}`",
         "objective": f"`{config.objective.name}`",
         "task": f"`{task.name}`" + (f" ({options})" if options else ""),
-        "reward": "the task's own" if task.reward is None else f"`{task.reward}`",
+        "reward": _reward(task.reward),
         "updates": f"{step} of {batch.stages} stages × {batch.updates_per_stage}",
         "update": f"{batch.prompts_per_update} prompts × {batch.responses_per_prompt} responses",
         "longest response": f"{config.sampling.max_response_tokens} tokens",
