@@ -29,9 +29,8 @@ class Buckets:
     """The possible shapes of micro-batches.
 
     Rows are packed without padding, so the cost of a micro-batch depends on its number of tokens. Only the
-    cost of attention depends on the number and length of the padded rows. A shape has at most 2 · tokens /
-    length rows, because a row is filled by half on average, and twice as many rows if rows share prompts. A
-    micro-batch that needs fewer rows gets a shape with fewer (`trim`).
+    cost of attention depends on the number and length of the padded rows. A shape has 2 · tokens / length
+    rows, because a row is filled by half on average, and twice as many rows if rows share prompts.
 
     Attributes:
       lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.
@@ -62,20 +61,9 @@ class Buckets:
             Shape(self.parts * (room * tokens // length), length, self.parts * tokens) for tokens in shares
         )
 
-    def trim(self, shape: Shape, rows: int) -> Shape:
-        """Return `shape` with 1, 1.5, 2 or 4 · tokens / length rows: the fewest that hold `rows`.
-
-        `rows` is the largest number of rows in one of the parts. There are few choices, because each shape
-        is compiled.
-        """
-        full = shape.tokens // self.parts / shape.length
-        fewer = (self.parts * int(room * full) for room in (1, 1.5, 2))
-        enough = (room for room in fewer if self.parts * rows <= room < shape.rows)
-        return shape._replace(rows=next(enough, shape.rows))
-
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes with the most rows. Each of them is compiled once, and each that `trim` makes of it."""
+        """All micro-batch shapes; each of them is compiled once."""
         return [shape for length in self.lengths for shape in self.sizes(length)]
 
 
@@ -167,7 +155,7 @@ def _plan(rows: Sequence[Row], buckets: Buckets) -> list[tuple[list[list[Row]], 
         tokens = sum(row.length - _common(row, before, buckets) for before, row in zip([None, *rest], rest))
         shape = _choose(buckets.sizes(buckets.fit(longest)), tokens, len(rest))
         taken, rest = _fill(rest, shape, buckets)
-        planned.append((taken, buckets.trim(shape, max(map(len, taken)))))
+        planned.append((taken, shape))
     return planned
 
 
