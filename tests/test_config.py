@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from mugrpo_jax import config as configs
-from mugrpo_jax import shipped_configs
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import ConfigError, shipped_configs
 from mugrpo_jax.objectives import ObjectiveConfig
 
 

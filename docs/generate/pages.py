@@ -18,8 +18,8 @@ from typing import Any
 
 from mugrpo_jax import objectives
 from mugrpo_jax.cli import main as cli
-from mugrpo_jax.commented_config import as_json, first_paragraph, kind, knobs_of, meaning
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config.commented_config import as_json, first_paragraph, kind, knobs_of, meaning
 
 HIDDEN = "remove-cell"  # the tag of cells that only check a notebook; pages leave them out
 REFERENCE = Path(__file__).parents[1] / "reference"

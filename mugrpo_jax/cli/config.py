@@ -25,8 +25,8 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo config` with the parsed arguments."""
-    from mugrpo_jax.commented_config import commented_yaml
     from mugrpo_jax.config import RunConfig, to_dict
+    from mugrpo_jax.config.commented_config import commented_yaml
 
     values = to_dict(RunConfig())
     print(commented_yaml(_only(arguments.key, values) if arguments.key else values))
@@ -51,7 +51,7 @@ def _only(key: str, values: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 def _objectives() -> str:
     """Describe every objective and its knobs, as comments."""
-    from mugrpo_jax.commented_config import first_paragraph, knobs_of
+    from mugrpo_jax.config.commented_config import first_paragraph, knobs_of
     from mugrpo_jax.objectives import OBJECTIVES
 
     lines = ["", "# The objectives, and their knobs with the defaults:"]

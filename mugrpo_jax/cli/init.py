@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo init` with the parsed arguments."""
     from mugrpo_jax import config as configs
     from mugrpo_jax import files
-    from mugrpo_jax.commented_config import commented_yaml
+    from mugrpo_jax.config.commented_config import commented_yaml
 
     path: Path = arguments.file
     values = starting_values(arguments.model, arguments.task)
@@ -82,8 +82,7 @@ def _tiny_values(task: str) -> dict[str, Any]:
     """Return the quickstart's values with this task."""
     import yaml
 
-    from mugrpo_jax import shipped_configs
-    from mugrpo_jax.config import ConfigError
+    from mugrpo_jax.config import ConfigError, shipped_configs
 
     if task not in _TINY_TASKS:
         known = ", ".join(_TINY_TASKS)

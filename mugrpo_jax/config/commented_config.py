@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config.run_config import RunConfig
 from mugrpo_jax.objectives import OBJECTIVES, ObjectiveConfig
 
 _WIDTH = 100

@@ -5,7 +5,7 @@ They live in the folder `configs` of the repository. `setup.py` copies this fold
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "configs", _PACKAGE.parent / "configs")  # in a wheel, in a checkout
 
 

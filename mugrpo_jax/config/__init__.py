@@ -1,0 +1,16 @@
+"""The config of a run: frozen dataclasses, read from YAML files and overrides such as `batch.stages=2`."""
+
+from mugrpo_jax.config.loading import changed as changed
+from mugrpo_jax.config.loading import load as load
+from mugrpo_jax.config.nested_dicts import build as build
+from mugrpo_jax.config.nested_dicts import differing_keys as differing_keys
+from mugrpo_jax.config.nested_dicts import to_dict as to_dict
+from mugrpo_jax.config.run_config import UNTIL_RESPONSES as UNTIL_RESPONSES
+from mugrpo_jax.config.run_config import RunConfig as RunConfig
+from mugrpo_jax.config.sections import BatchSection as BatchSection
+from mugrpo_jax.config.sections import CheckpointsSection as CheckpointsSection
+from mugrpo_jax.config.sections import OptimizerSection as OptimizerSection
+from mugrpo_jax.config.sections import ReportSection as ReportSection
+from mugrpo_jax.config.sections import WeightedReward as WeightedReward
+from mugrpo_jax.config.settings import ConfigError as ConfigError
+from mugrpo_jax.config.settings import Section as Section
