@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -37,52 +36,80 @@ COLORS = {  # colours that people with a colour blindness can tell apart (Okabe 
 }
 
 
+PANELS = {  # label of the axis: where the points are, and their name
+    "held-out accuracy": ("evaluations", "accuracy"),
+    "wrong responses with a trigger": ("bins", TRIGGERED),
+    "vetoed tokens": ("bins", "vetoed/tokens"),
+}
+
+
 def draw(runs: Sequence[Run], folder: Path) -> None:
     """Draw the methods at each learning rate, and the scopes of the veto at the highest."""
-    draw_methods(runs, folder / "methods.png")
+    (draw_methods if len(_rates(runs)) > 1 else draw_side_by_side)(runs, folder / "methods.png")
     if any(run["arm"] in SCOPES.keys() - METHODS.keys() for run in runs):
         draw_scopes(runs, folder / "scopes.png")
 
 
 def draw_methods(runs: Sequence[Run], path: Path) -> None:
     """One column per learning rate: accuracy above, triggers below. Thin lines are seeds."""
-    columns = _rates(runs)
+    columns, panels = _rates(runs), list(PANELS)[:2]
     figure, axes = plt.subplots(
         2, len(columns), figsize=(4.2 * len(columns), 5.4), squeeze=False, sharex=True, sharey="row",
         layout="constrained",
     )  # fmt: skip
     for column, rate in enumerate(columns):
-        same = [run for run in runs if run["rate"] == rate]
-        _draw_column(axes[:, column], same, METHODS)
+        _draw_panels(axes[:, column], panels, [run for run in runs if run["rate"] == rate], METHODS)
         axes[0, column].set_title(f"learning rate {rate:g}", fontsize=10)
-    _finish(figure, axes, path)
+        axes[1, column].set_xlabel("updates on one generation")
+    for axis, label in zip(axes[:, 0], panels, strict=True):
+        axis.set_ylabel(label)
+    _finish(figure, path)
+
+
+def draw_side_by_side(runs: Sequence[Run], path: Path) -> None:
+    """The methods at one learning rate: accuracy, triggers, vetoed tokens. Thin lines are seeds."""
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6), layout="constrained")
+    _draw_panels(axes, list(PANELS), runs, METHODS)
+    for axis, label in zip(axes, PANELS, strict=True):
+        axis.set_title(label, fontsize=10)
+        axis.set_xlabel("updates on one generation")
+    _finish(figure, path)
 
 
 def draw_scopes(runs: Sequence[Run], path: Path) -> None:
     """What the veto removes, at the highest learning rate: accuracy on the left, triggers on the right."""
     rate = _rates(run for run in runs if run["arm"] in SCOPES.keys() - METHODS.keys())[-1]
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), squeeze=False, layout="constrained")
-    _draw_column(axes[0], [run for run in runs if run["rate"] == rate], SCOPES)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    panels = list(PANELS)[:2]
+    _draw_panels(axes, panels, [run for run in runs if run["rate"] == rate], SCOPES)
+    for axis, label in zip(axes, panels, strict=True):
+        axis.set_ylabel(label)
+        axis.set_xlabel("updates on one generation")
     figure.suptitle(f"The veto removes ... (learning rate {rate:g})", fontsize=10)
-    _finish(figure, axes.reshape(2, 1), path)
+    _finish(figure, path)
 
 
 def _rates(runs: Iterable[Run]) -> list[float]:
     return sorted({run["rate"] for run in runs})
 
 
-def _draw_column(axes: Sequence[Axes] | np.ndarray, runs: Sequence[Run], names: Mapping[str, str]) -> None:
+def _draw_panels(
+    axes: np.ndarray, panels: Sequence[str], runs: Sequence[Run], names: Mapping[str, str]
+) -> None:
     for arm, label in names.items():
         same = [run for run in runs if run["arm"] == arm]
-        style: dict[str, Any] = {"color": COLORS[arm]}
-        for axis, points, name in ((axes[0], "evaluations", "accuracy"), (axes[1], "bins", TRIGGERED)):
-            curves = [_curve(run[points], name) for run in same]
-            for x, y in curves if len(curves) > 1 else []:
-                axis.plot(x, y, linewidth=0.8, alpha=0.4, **style)
-            if curves:
-                length = min(len(x) for x, _ in curves)
-                x, y = (np.mean([curve[part][:length] for curve in curves], axis=0) for part in (0, 1))
-                axis.plot(x, y, linewidth=2, label=label, **style)
+        for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
+            _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm])
+
+
+def _draw_arm(axis: Axes, curves: Sequence[tuple[list[float], list[float]]], label: str, color: str) -> None:
+    """Thin lines for the runs of an arm and a thick one for their mean, as far as all runs go."""
+    length = min((len(x) for x, _ in curves), default=0)
+    for x, y in curves if len(curves) > 1 else []:
+        axis.plot(x, y, linewidth=0.8, alpha=0.4, color=color)
+    if length:
+        x, y = (np.mean([curve[part][:length] for curve in curves], axis=0) for part in (0, 1))
+        axis.plot(x, y, linewidth=2, label=label, color=color)
 
 
 def _curve(points: Iterable[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
@@ -90,15 +117,11 @@ def _curve(points: Iterable[Mapping[str, float]], name: str) -> tuple[list[float
     return [point["updates"] for point in known], [point[name] for point in known]
 
 
-def _finish(figure: Figure, axes: np.ndarray, path: Path) -> None:
-    for axis in axes.flat:
+def _finish(figure: Figure, path: Path) -> None:
+    for axis in figure.axes:
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_ylim(bottom=0)
-    for axis in axes[-1]:
-        axis.set_xlabel("updates on one generation")
-    axes[0, 0].set_ylabel("held-out accuracy")
-    axes[1, 0].set_ylabel("wrong responses with a trigger")
     handles = {label: line for axis in figure.axes for line, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     figure.savefig(path, dpi=130)

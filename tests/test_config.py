@@ -163,10 +163,10 @@ def test_p3o_cannot_leave_out_groups_without_an_advantage(file):
 
 def test_a_shipped_config_is_known_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert configs.load("quickstart", ["batch.stages=2"]).batch.updates_per_stage == 64
+    assert configs.load("arithmetic", ["batch.stages=2"]).batch.updates_per_stage == 64
     assert configs.load("paper/qwen3_1.7b_base_mu_grpo").model.source == "Qwen/Qwen3-1.7B-Base"
-    (tmp_path / "quickstart_grpo").mkdir()  # a folder is no config
-    assert configs.load("quickstart_grpo").objective.name == "grpo"
+    (tmp_path / "arithmetic_grpo").mkdir()  # a folder is no config
+    assert configs.load("arithmetic_grpo").objective.name == "grpo"
     (tmp_path / "quickstart").write_text("seed: 3")  # a file comes first
     assert configs.load("quickstart").seed == 3
 

@@ -79,7 +79,7 @@ def starting_values(model: str, task: str) -> dict[str, Any]:
 
 
 def _tiny_values(task: str) -> dict[str, Any]:
-    """Return the quickstart's values with this task."""
+    """Return the values of the config `arithmetic` with this task."""
     import yaml
 
     from mugrpo_jax.config import ConfigError, shipped_configs
@@ -87,7 +87,7 @@ def _tiny_values(task: str) -> dict[str, Any]:
     if task not in _TINY_TASKS:
         known = ", ".join(_TINY_TASKS)
         raise ConfigError(f"--task {task}: the tiny model can only read {known}; name another --model")
-    values = yaml.safe_load(shipped_configs.files()["quickstart"].read_text(encoding="utf-8"))
+    values = yaml.safe_load(shipped_configs.files()["arithmetic"].read_text(encoding="utf-8"))
     values["task"] = {"name": task, "options": _TINY_TASKS[task]}
     values["sampling"]["max_prompt_tokens"] = 16
     return values

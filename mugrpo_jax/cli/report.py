@@ -42,4 +42,5 @@ def run(arguments: argparse.Namespace) -> None:
     runs = [report.read_run(folder) for folder in arguments.runs]
     out = arguments.out or (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
     report.write(runs, out, figures=arguments.figures)
-    print("\n\n".join(report.summary(run) for run in runs), f"\n\nreport: {out}", sep="")
+    print(report.summary(runs[0]) if len(runs) == 1 else report.comparison(runs))
+    print(f"\nreport: {out}")

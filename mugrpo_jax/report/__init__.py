@@ -11,6 +11,7 @@ from mugrpo_jax.report.rollout_text import describe_rollouts as describe_rollout
 from mugrpo_jax.report.run_history import History as History
 from mugrpo_jax.report.run_history import StageFigures as StageFigures
 from mugrpo_jax.report.run_history import read_run as read_run
+from mugrpo_jax.report.run_summary import comparison as comparison
 from mugrpo_jax.report.run_summary import summary as summary
 from mugrpo_jax.report.write_report import write as write
 from mugrpo_jax.report.write_report import write_figures as write_figures

@@ -1,15 +1,50 @@
-"""Show a run as text: its accuracy, and a table of its stages."""
+"""Show a run as text: its accuracy, and a table of its stages. Show several runs as one table."""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from mugrpo_jax.report.run_history import History
 from mugrpo_jax.runs.text_table import text_table
+
+TRIGGERED = "abandoned/negative_responses"
 
 
 def summary(run: History) -> str:
     """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
     return "\n".join([*lines, *run.losses, text_table(stage_table(run), align="right")])
+
+
+def comparison(runs: Sequence[History]) -> str:
+    """Return a table with one line per run: its held-out accuracies, and what happened to its tokens.
+
+    The shares are means over all updates. A trigger is a token whose ratio fell below 1e-4.
+    """
+    header = ["run", "objective", "updates", "accuracy", "clipped", "vetoed", "wrong with a trigger"]
+    rows = [
+        [
+            run.name,
+            run.config.objective.name,
+            str(run.done),
+            _first_and_last(run),
+            *(_percent(_mean(run, metric)) for metric in ("clipped/tokens", "vetoed/tokens", TRIGGERED)),
+        ]
+        for run in runs
+    ]
+    return text_table([header, *rows], align="right")
+
+
+def _first_and_last(run: History) -> str:
+    if not run.evaluations:
+        return "–"
+    return " → ".join(f"{run.evaluations[i]['accuracy']:.3f}" for i in (0, -1))
+
+
+def _mean(run: History, metric: str) -> float:
+    values = run.values(metric)
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
 def stage_table(run: History) -> list[list[str]]:

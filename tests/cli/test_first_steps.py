@@ -94,8 +94,8 @@ def test_init_never_overwrites_and_writes_nothing_on_an_error(call):
 
 def test_a_shipped_config_starts_a_run_in_a_folder_of_its_name(call):
     status, shown, _ = call("train", "quickstart", "--dry-run")
-    assert status == 0 and "4 stages × 64 updates = 256 updates" in shown
-    assert "8,192 problems to train on, 256 held out" in shown
+    assert status == 0 and "1 stage × 256 updates = 256 updates" in shown
+    assert "32,768 problems to train on, 256 held out" in shown
     assert list(Path().iterdir()) == []
     for name, folder in (
         ("quickstart", "quickstart"),

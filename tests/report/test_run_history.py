@@ -36,6 +36,16 @@ def test_a_run_in_numbers(tmp_path):
     assert run.finished and run.done == 12
 
 
+def test_several_runs_are_one_table(tmp_path):
+    runs = [report.read_run(write_run(tmp_path / name, stages=3, mu=4)) for name in ("first", "second")]
+    cut(runs[1].folder, 1)
+    header, first, second = report.comparison([runs[0], report.read_run(runs[1].folder)]).splitlines()
+    assert header.split()[:4] == ["run", "objective", "updates", "accuracy"]
+    share = f"{100 * np.nanmean(runs[0].values('vetoed/tokens')):.2f}"
+    assert first.split()[:6] == ["first", "mu_grpo", "12", "0.200", "→", "0.800"] and share in first.split()
+    assert second.split()[:3] == ["second", "mu_grpo", "0"] and second.split()[-1] == "–"
+
+
 def test_a_run_under_way_has_no_accuracy_for_its_open_stage(tmp_path):
     folder = write_run(tmp_path / "run", mu=4)
     cut(folder, 6)  # two updates into stage 0
