@@ -3,14 +3,16 @@
 
 Prints one JSON line per measurement:
 
-    python scripts/bench_run.py                           # the SmolLM2-135M shape of the documentation
+    python scripts/bench_run.py                           # SmolLM2-135M shape, three kinds of lengths
+    python scripts/bench_run.py --lengths chains          # one of them: short, chains or long-tailed
     python scripts/bench_run.py --share-prompts           # also with each prompt computed once for its group
     python scripts/bench_run.py --small                   # a tiny shape, to check that the script runs
 
-`bare` is the forward and backward pass of `bench_update.py`: full rows, all in memory, no optimizer.
-`whole` is what a run does: Grain reads a stage of ragged responses from disk and forms updates of 256
-responses in length buckets; the update computes the objective with its diagnostics, float32 accumulation,
-AdamW and the drift metrics. Both rates count real tokens: each response with its prompt, without padding.
+`bare` is the forward and backward pass of `bench_update.py`: full rows as long as the mean prompt with its
+response, all in memory, no optimizer. `whole` is what a run does: Grain reads a stage of ragged responses
+from disk and forms updates of 256 responses in length buckets; the update computes the objective with its
+diagnostics, float32 accumulation, AdamW and the drift metrics. Both rates count real tokens: each response
+with its prompt, without padding.
 `bare` computes logits for all tokens, `whole` only for response tokens, which the loss needs.
 `parts` times the same updates without the optimizer and without the disk.
 """
@@ -37,20 +39,56 @@ WARM_UP = 3
 
 
 @dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts and responses. The log of a response's length has a normal distribution, cut off."""
+
+    prompt: int
+    shortest: int
+    median: int
+    longest: int
+    spread: float  # standard deviation of the log
+
+    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
+        """So many lengths of responses."""
+        lengths = np.exp(rng.normal(np.log(self.median), self.spread, number))
+        return np.clip(lengths, self.shortest, self.longest).astype(int)
+
+    def mean_row(self) -> int:
+        """The mean number of tokens of a prompt with its response, a multiple of 8."""
+        mean = self.prompt + self.draw(np.random.default_rng(0), 100_000).mean()
+        return 8 * round(mean / 8)
+
+
+LENGTHS = {
+    "short": Lengths(64, 16, 42, 96, 0.25),  # word problems
+    "chains": Lengths(112, 256, 304, 416, 0.06),  # chains of 24 sums
+    "long-tailed": Lengths(128, 32, 180, 1024, 0.8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """A model as in `bench_update`, and a stage of ragged responses to optimise it on."""
 
     bare: bench_update.Case
     dtype: str
-    prompt: int
-    response: tuple[int, int]
+    lengths: Lengths
     micro_tokens: int
     unit: int
     updates: int
 
+    def bare_rows(self) -> bench_update.Case:
+        """The bare pass with rows of the mean length, and as many tokens at a time."""
+        length = self.lengths.mean_row()
+        micro_rows = max(1, self.micro_tokens // length)
+        return dataclasses.replace(self.bare, length=length, micro_rows=micro_rows, rows=2 * micro_rows)
 
-SMOLLM2 = Case(bench_update.CASES[1], "bfloat16", 128, (32, 512), 32_768, 64, 50)
-SMALL = Case(bench_update.SMALL_CASE, "float32", 8, (4, 56), 2048, 16, 4)
+
+SMALL = Case(bench_update.SMALL_CASE, "float32", Lengths(8, 4, 20, 56, 0.8), 2048, 16, 4)
+
+
+def smollm2(name: str) -> Case:
+    return Case(bench_update.CASES[1], "bfloat16", LENGTHS[name], 32_768, 64, 50)
 
 
 def main() -> None:
@@ -59,28 +97,28 @@ def main() -> None:
     )
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
     parser.add_argument("--share-prompts", action="store_true", help="measure batch.share_prompts as well")
+    parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
     arguments = parser.parse_args()
-    case = SMALL if arguments.small else SMOLLM2
+    cases = {"small": SMALL} if arguments.small else {name: smollm2(name) for name in arguments.lengths}
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
-    bare = bench_update.measure(case.bare, case.dtype, repeats=5, peak=990e12)
-    with tempfile.TemporaryDirectory() as folder:
-        stage = make_stage(case, Path(folder))
-        for share in (False, True) if arguments.share_prompts else (False,):
-            whole = measure_whole(case, stage, share)
-            say(what="share", share_prompts=share, whole_of_bare=round(whole / bare, 4))
+    for name, case in cases.items():
+        bare = bench_update.measure(case.bare_rows(), case.dtype, repeats=5, peak=990e12)
+        with tempfile.TemporaryDirectory() as folder:
+            stage = make_stage(case, Path(folder))
+            for share in (False, True) if arguments.share_prompts else (False,):
+                whole = measure_whole(case, stage, share)
+                say(what="share", lengths=name, share_prompts=share, whole_of_bare=round(whole / bare, 4))
 
 
 def make_stage(case: Case, folder: Path) -> RolloutFolder:
-    """Random responses with long-tailed lengths, written in the format of a run."""
+    """Random responses, written in the format of a run."""
     rng = np.random.default_rng(0)
-    low, high = case.response
     prompts = PROMPTS * (case.updates + WARM_UP)
     stage = RolloutFolder(folder, {"made": "at random"}, prompts, 64)
     vocabulary = case.bare.model.vocab_size
 
     def rollout() -> Rollout:
-        middle = np.log(low) + 0.55 * (np.log(high) - np.log(low))
-        length = int(np.clip(np.exp(rng.normal(middle, 0.8)), low, high))
+        length = int(case.lengths.draw(rng, 1)[0])
         tokens = rng.integers(0, vocabulary, length).astype(np.int32)
         logp = np.full(length, -np.log(vocabulary), np.float32)
         return Rollout(tokens, logp, float(rng.integers(2)), "stop")
@@ -92,7 +130,7 @@ def make_stage(case: Case, folder: Path) -> RolloutFolder:
                 Group(
                     index,
                     str(index),
-                    rng.integers(0, vocabulary, case.prompt).astype(np.int32),
+                    rng.integers(0, vocabulary, case.lengths.prompt).astype(np.int32),
                     tuple(rollout() for _ in range(GROUP)),
                 )
                 for index in stage.shard_prompts(shard)
@@ -103,7 +141,7 @@ def make_stage(case: Case, folder: Path) -> RolloutFolder:
 
 
 def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
-    longest = case.prompt + case.response[1]
+    longest = case.lengths.prompt + case.lengths.longest
     return UpdateStream(
         stage,
         seed=0,
@@ -113,7 +151,7 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
         buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share),
         advantage="std",
         aggregation="token_mean",
-        max_response=case.response[1],
+        max_response=case.lengths.longest,
     )
 
 
@@ -182,7 +220,7 @@ def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:
 
 def real_tokens(case: Case, update: Update) -> int:
     return sum(
-        int(batch["mask"].sum()) + case.prompt * int(batch["mask"].any(1).sum())
+        int(batch["mask"].sum()) + case.lengths.prompt * int(batch["mask"].any(1).sum())
         for batch in update.micro_batches
     )
 
