@@ -267,6 +267,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
     ("begin", "end", "folders"),
     [
         ("## SmolLM2-135M on chains", "## The quickstart", ["chains"]),
+        ("## The quickstart", "## Short responses", ["quickstart"]),
         ("### What came out", "### Five times", ["."]),
         ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
         ("At the learning rate of the config", "At four times that", ["laptop"]),
