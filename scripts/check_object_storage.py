@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import quick_programs  # noqa: E402
 from fake_gcs import FakeGcs  # noqa: E402  (a file of the tests)
 from tiny_run import TINY_RUN, UPDATES  # noqa: E402
 
@@ -83,7 +84,7 @@ def train(place: Path, out: str, point: str = "none", count: int = 0, seconds: f
         "PYTHONPATH": str(ROOT),
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(place / "programs")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": quick_programs.flags(),
     }
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

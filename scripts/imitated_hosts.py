@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import quick_programs
 
 from mugrpo_jax import rollouts
 from mugrpo_jax.setup.trained_model import trained_model
@@ -174,8 +175,7 @@ def environment(out: Path, devices: int, processes: int = 2) -> dict[str, str]:
     """Return the variables of a process with imitated devices; compiled programs are shared between runs."""
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {quick_programs.flags()}",
         "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[1])]),
         "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{processes}"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -2,13 +2,14 @@
 
 import os
 
+import quick_programs
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # parallel test processes compile for TPU
 # Programs in tests are small and run a few times: optimising them takes longer than running them.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {quick_programs.flags()}"
 )
 
 import jax  # after its settings

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import quick_programs
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, models, rollouts, training
@@ -41,7 +42,7 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // len(processes)} "
-            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+            + quick_programs.flags(),
             "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[2])]),
             "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{len(processes)}"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

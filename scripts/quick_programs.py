@@ -1,0 +1,22 @@
+"""XLA flags for tests and checks of tiny programs, which take longer to compile than to run."""
+
+import os
+import subprocess
+import sys
+
+_OLD = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# The emitters that XLA uses for fusions on CPUs take more than half of the compilation time.
+_NEW = f"{_OLD} --xla_cpu_use_fusion_emitters=false"
+_VARIABLE = "QUICK_PROGRAMS"  # processes that this one starts need not try the flags again
+
+
+def flags() -> str:
+    """Return the flags that this version of XLA knows: it ends a process that gives it an unknown flag."""
+    if _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = _NEW if _known(_NEW) else _OLD
+    return os.environ[_VARIABLE]
+
+
+def _known(flags: str) -> bool:
+    command = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"]
+    return not subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True).returncode
