@@ -54,6 +54,7 @@ def plan_and_train(
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, check_memory, plan_run
     from mugrpo_jax.runs.compile_cache import use_compile_cache
+    from mugrpo_jax.runs.start_times import process_start
 
     use_compile_cache(config.compile_cache)
     plan = plan_run(config)
@@ -67,4 +68,4 @@ def plan_and_train(
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         check_memory(plan)
-    stages.train(config, folder, back_to=back_to, overwrite=overwrite)
+    stages.train(config, folder, back_to=back_to, overwrite=overwrite, started=process_start())

@@ -13,6 +13,7 @@ import jax
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
 from mugrpo_jax.loop import replay
@@ -28,6 +29,7 @@ from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
+from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
@@ -45,6 +47,7 @@ class RunContext:
       params: the initial weights; None once the training state contains them.
       resources: closes files, threads and trackers at the end of the run.
       time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
+      start_times: the time from the start of the command to the first token and the first update.
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
@@ -64,6 +67,7 @@ class RunContext:
     report: LiveReport
     resources: contextlib.ExitStack
     time_left: TimeLeft
+    start_times: StartTimes
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
@@ -119,7 +123,12 @@ class RunContext:
 
 @contextlib.contextmanager
 def open_run(
-    config: RunConfig, path: Path, *, back_to: int | None = None, overwrite: bool = False
+    config: RunConfig,
+    path: Path,
+    start_times: StartTimes,
+    *,
+    back_to: int | None = None,
+    overwrite: bool = False,
 ) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
@@ -155,7 +164,13 @@ def open_run(
         with distributed.together("data"):
             claim_data(path, task.sources)
         move_unusable(path / "checkpoints", back_to)
-        setup = dataclasses.replace(setup, sampler_file=path / "sampler.json")
+        setup = dataclasses.replace(
+            setup,
+            sampler_file=path / "sampler.json",
+            programs=CompiledPrograms(progress.say),
+            on_tokens=functools.partial(start_times.reached, FIRST_TOKEN),
+        )
+        resources.callback(setup.programs.close)
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )
@@ -172,7 +187,17 @@ def open_run(
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
         run = RunContext(
-            folder, setup, params, task, optimizer, checkpoints, stop, report, resources, time_left
+            folder,
+            setup,
+            params,
+            task,
+            optimizer,
+            checkpoints,
+            stop,
+            report,
+            resources,
+            time_left,
+            start_times,
         )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):

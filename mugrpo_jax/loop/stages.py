@@ -17,10 +17,12 @@
 Points 4 and 5 are in `objectives.mu_grpo`. This module and the modules it calls contain the other points.
 """
 
+import time
 from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.loop.compile_ahead import compile_ahead
 from mugrpo_jax.loop.ending import ending
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
@@ -29,19 +31,31 @@ from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.update_phase import check_loss, optimise
 from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.start_times import StartTimes
 from mugrpo_jax.training import Cursor
 
 
-def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwrite: bool = False) -> Path:
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    back_to: int | None = None,
+    overwrite: bool = False,
+    started: float | None = None,
+) -> Path:
     """Start or resume the run that `config` describes; return the folder of the run.
 
     With `back_to`, a run goes back to its checkpoint after so many updates. With `overwrite`, a run in the
-    folder that cannot continue with this config is moved to a folder beside it.
+    folder that cannot continue with this config is moved to a folder beside it. `started` is when the user's
+    command started, on the clock of `time.monotonic`; None: now.
     """
-    with open_run(config, folder, back_to=back_to, overwrite=overwrite) as run:
-        check_loss(run)
+    start_times = StartTimes(time.monotonic() if started is None else started)
+    with open_run(config, folder, start_times, back_to=back_to, overwrite=overwrite) as run:
+        step = check_loss(run)
         check_reference_weights(run)
+        compile_ahead(run, step, has_state=False)
         state, cursor = resume(run)
+        compile_ahead(run, step, has_state=True)
         keep_reference(run)
         for stage in range(cursor.stage, config.stages.stop):
             # At the start of a stage, or inside a stage if an evaluation was interrupted.
@@ -56,13 +70,13 @@ def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwr
             held_out_accuracy(run, state, cursor)  # before the report, which shows it
             run.report.after_stage(state.params, stage, rollouts)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
-    progress.say(ending(config, folder))
+    progress.say(ending(config, folder, start_times))
     return folder
 
 
 def warm_start(config: RunConfig, folder: Path, *, overwrite: bool = False) -> Path:
     """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
-    with open_run(config, folder, overwrite=overwrite) as run:
+    with open_run(config, folder, StartTimes(time.monotonic()), overwrite=overwrite) as run:
         state, cursor = resume(run)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder

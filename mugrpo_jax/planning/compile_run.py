@@ -10,16 +10,14 @@ other program of the run needs more memory.
 
 import dataclasses
 
-from tqdm import tqdm
-
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.program_list import programs_of
-from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
+from mugrpo_jax.planning.side_by_side import compile_programs
 from mugrpo_jax.setup.devices import local_device
 from mugrpo_jax.setup.initial_model import run_model_shape
 
@@ -41,17 +39,10 @@ def compile_plan(
     model = run_model_shape(config)
     mesh = topology_mesh(config, topology)
     run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
-    bar = tqdm(
-        programs_of(run, topology.host_devices()),
-        desc=f"compile for {topology.name}",
-        unit="program",
-        disable=not progress,
-    )
-    programs = []
-    for program in bar:
-        bar.set_postfix_str(program.name)
-        programs.append(compile_program(program, topology))
-    plan = CompiledPlan(run, topology, tuple(programs), assumed or Assumptions())
+    programs = programs_of(run, topology.host_devices())
+    title = f"compile for {topology.name}"
+    compiled = compile_programs(programs, topology, title=title, progress=progress)
+    plan = CompiledPlan(run, topology, compiled, assumed or Assumptions())
     if plan.fits or not propose:
         return plan
     return dataclasses.replace(plan, proposal=nearest_fit(plan, model, progress))
@@ -62,12 +53,11 @@ def check_memory(run: RunPlan) -> None:
     if run.problem is not None:
         raise ConfigError(f"memory: {run.problem}")
     topology = Topology("of this run", chip_of(local_device(run.mesh)), list(run.mesh.devices.flat))
-    for program in programs_of(run):
-        compiled = compile_program(program, topology)
-        if not compiled.fits(topology.chip):
+    for program in compile_programs(programs_of(run), topology, all_must_fit=True):
+        if not program.fits(topology.chip):
             advice = {"prefill": "fewer slots or ", "decode": "fewer slots or ", "update": "more remat or "}
             raise ConfigError(
-                f"memory: {program.name} takes {human(compiled.peak)} of a device's "
+                f"memory: {program.name} takes {human(program.peak)} of a device's "
                 f"{human(topology.chip.memory)}; {advice.get(program.kind, '')}more devices would help: "
                 "`mugrpo plan` with --topology looks for settings that fit"
             )

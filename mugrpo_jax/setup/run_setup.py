@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
@@ -25,16 +27,18 @@ from mugrpo_jax.training import StepOptions
 class RunSetup:
     """The parts of a run that stay fixed while the weights change.
 
-    `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
-    first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
+    `mesh` has all devices of the run. `programs` has the compiled programs of all samplers and of the update
+    step, so that only the first sampler compiles. `sampler_file` records the planned slots; None plans them
+    anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens.
     """
 
     config: RunConfig
     model: Decoder
     tokenizer: Tokenizer
     mesh: Mesh
-    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    programs: CompiledPrograms = dataclasses.field(default_factory=CompiledPrograms)
     sampler_file: Path | None = None
+    on_tokens: Callable[[], None] | None = None
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -63,9 +67,9 @@ class RunSetup:
         """Return a sampler with these weights; the caller must close it before the updates start."""
         plan = self.sampler_plan
         if plan.mesh is None:
-            return Sampler(self.model, params, plan, self.programs)
+            return Sampler(self.model, params, plan, self.programs, on_tokens=self.on_tokens)
         weights = copy_on_host(self.model, params, plan, self.mesh)
-        return Sampler(self.model, weights, plan, self.programs, prepared=True)
+        return Sampler(self.model, weights, plan, self.programs, prepared=True, on_tokens=self.on_tokens)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
