@@ -38,7 +38,7 @@ class CompiledPrograms:
         """
         if self._pool is not None:
             return
-        self._settings = dict(jax.config.values)
+        self._settings = _settings()
         self._pool = ThreadPoolExecutor(threads, _THREAD)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class CompiledPrograms:
 
     def _compile(self, lower: Lower) -> Any:
         # A setting of the caller's thread alone, such as a matmul precision, is unknown in this thread.
-        if dict(jax.config.values) != self._settings:
+        if _settings() != self._settings:
             raise CancelledError
         return lower().compile()
 
@@ -119,3 +119,8 @@ def in_background() -> bool:
 
 def _text(name: Hashable) -> str:
     return str(name[0]) if isinstance(name, tuple) else str(name)
+
+
+def _settings() -> dict[str, Any]:
+    """Return all settings of JAX in this thread."""
+    return dict(jax.config.values)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from mugrpo_jax.runs import progress
@@ -21,29 +22,33 @@ class StartTimes:
 
     def reached(self, what: str) -> None:
         """Remember and print the time, unless this was reached before."""
-        if what not in self._seconds:
-            self._seconds[what] = time.monotonic() - self._started
-            progress.say(f"{what} {_after(self._seconds[what])} after the start of the command")
+        name = _key(what)
+        if name not in self._seconds:
+            self._seconds[name] = time.monotonic() - self._started
+            progress.say(f"{what} {_text(self._seconds[name])} after the start of the command")
 
     def has(self, what: str) -> bool:
         """Return whether this was reached."""
-        return what in self._seconds
+        return _key(what) in self._seconds
 
     def take(self) -> dict[str, float]:
-        """Return the times that are not in the journal yet, by the name that they get there."""
-        new = {what: value for what, value in self._seconds.items() if what not in self._recorded}
+        """Return the times that are not in the journal yet, by their names there."""
+        new = {name: seconds for name, seconds in self._seconds.items() if name not in self._recorded}
         self._recorded |= set(new)
-        return {f"to_{what.replace(' ', '_')}": value for what, value in new.items()}
+        return new
 
     def __str__(self) -> str:
-        return ", ".join(f"{what} after {_after(value)}" for what, value in self._seconds.items())
+        return recorded_start(self._seconds)
 
 
-def recorded_start(seconds: dict[str, float]) -> str:
-    """Return a text about the start of a run from the `seconds` of its records; empty without any."""
-    names = {what: f"to_{what.replace(' ', '_')}" for what in (FIRST_TOKEN, FIRST_UPDATE)}
-    found = {what: seconds[name] for what, name in names.items() if name in seconds}
-    return ", ".join(f"{what} after {_after(value)}" for what, value in found.items())
+def recorded_start(seconds: Mapping[str, float]) -> str:
+    """Return a text about the start of a run from the `seconds` of its records; empty if nothing is known.
+
+    >>> recorded_start({"to_first_token": 21.04, "to_first_update": 95.0, "update": 2.0})
+    'first token after 21.0 s, first update after 1 min 35 s'
+    """
+    found = {what: seconds[_key(what)] for what in (FIRST_TOKEN, FIRST_UPDATE) if _key(what) in seconds}
+    return ", ".join(f"{what} after {_text(value)}" for what, value in found.items())
 
 
 def process_start() -> float:
@@ -59,5 +64,9 @@ def process_start() -> float:
     return min(time.monotonic() - age, _IMPORTED)
 
 
-def _after(seconds: float) -> str:
+def _key(what: str) -> str:
+    return f"to_{what.replace(' ', '_')}"
+
+
+def _text(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
