@@ -54,9 +54,11 @@ def plan_and_train(
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, check_memory, plan_run
     from mugrpo_jax.runs.compile_cache import use_compile_cache
+    from mugrpo_jax.runs.run_folder import keep_choices
     from mugrpo_jax.runs.start_times import process_start
 
     use_compile_cache(config.compile_cache)
+    config = keep_choices(folder, config)
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)

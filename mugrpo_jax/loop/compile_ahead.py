@@ -7,6 +7,7 @@ itself needs the processors, so only those programs are compiled that the first 
 import dataclasses
 from collections.abc import Sequence
 
+from mugrpo_jax.config import AUTO
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import Buckets, Shape
 from mugrpo_jax.sampling import SamplerPlan, compile_sampler_ahead
@@ -44,7 +45,7 @@ def _sampler_plan(run: RunContext, has_state: bool) -> SamplerPlan | None:
         return None
     if has_state or _on_cpu(run):
         plan = setup.sampler_plan
-    elif config.sampling.slots is not None:
+    elif config.sampling.slots != AUTO:
         # Not `setup.sampler_plan`, which is kept: it must see the free memory beside the training state.
         plan = sampler_plan(config, setup.model.config, setup.mesh)
     else:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
 from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
@@ -26,14 +27,16 @@ from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
-from mugrpo_jax.runs.run_folder import RunFolder, check_config
+from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
-from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.auto_settings import Choice, choose_settings
+from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task
@@ -138,6 +141,7 @@ def open_run(
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
+            config, choices = _chosen(keep_choices(path, config))
             if not overwrite:
                 check_config(path, config)
             check_trackers(config, path)
@@ -150,6 +154,7 @@ def open_run(
                 check_data(path, task.sources)
             task, lengths = check_problems(config, task, run_model_tokenizer(config))
             about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
+        distributed.check_same("chosen settings", configs.to_dict(config))
         distributed.check_same("data", task.sources)
         if about:
             progress.say(about)
@@ -162,6 +167,9 @@ def open_run(
                 set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
         with distributed.together("data"):
+            if choices and jax.process_index() == 0:
+                text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)
+                write_atomically(path / "chosen.json", text + "\n")
             claim_data(path, task.sources)
         move_unusable(path / "checkpoints", back_to)
         setup = dataclasses.replace(
@@ -202,6 +210,11 @@ def open_run(
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):
             yield run
+
+
+def _chosen(config: RunConfig) -> tuple[RunConfig, tuple[Choice, ...]]:
+    """Choose the settings that the config leaves to us, without loading the model."""
+    return choose_settings(config, run_model_shape(config), run_mesh(config))
 
 
 def _open_folder(path: Path, config: RunConfig, resources: contextlib.ExitStack) -> RunFolder:

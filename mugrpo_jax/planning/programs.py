@@ -21,6 +21,7 @@ from mugrpo_jax.planning.run_plan import abstract_reference, abstract_state, byt
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_prefill
+from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
 from mugrpo_jax.training.compile_ahead import (
     abstract_batch,
@@ -143,6 +144,7 @@ class UpdatePrograms:
     """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
+        config, _ = choose_settings(config, model, mesh)  # a plan has them already
         self.config, self.mesh, self.model = config, mesh, Decoder(model)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)

@@ -34,7 +34,8 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
     if large & {"prefill", "decode", "cast", "send"} or run.sampler is None:
         devices = len(plan.topology.host_devices())
         slots = config.sampling.slots if run.sampler is None else run.sampler.slots
-        for fewer in [] if slots is None else [slots // part // devices * devices for part in (2, 4, 8)]:
+        known = slots if isinstance(slots, int) else 0  # 0: no number of slots is known
+        for fewer in [known // part // devices * devices for part in (2, 4, 8)]:
             if fewer:
                 steps = [f"sampling.slots={fewer}"]
                 yield tuple(steps)
@@ -47,7 +48,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
             steps.append("model.remat=full")
             yield tuple(steps)
         least = run.buckets.lengths[-1] * run.buckets.parts
-        if config.batch.tokens_per_micro_batch >= 2 * least:
+        if run.buckets.tokens >= 2 * least:
             steps.append(f"batch.tokens_per_micro_batch={least}")
             yield tuple(steps)
     if config.track_drift:

@@ -61,6 +61,20 @@ def _wait_for_text(path: Path) -> None:
         ) from None
 
 
+def keep_choices(folder: Path, config: RunConfig) -> RunConfig:
+    """Give each key that the config leaves to us the value that was chosen when the run first started."""
+    path = folder / "config.yaml"
+    if not path.exists() or not has_work(folder):
+        return config
+    stored = configs.load(path)
+    kept = {
+        key: configs.value_of(stored, key)
+        for key in configs.CHOSEN_AT_START
+        if configs.value_of(config, key) == configs.AUTO
+    }
+    return configs.changed(config, [f"{key}={str(value).lower()}" for key, value in kept.items()])
+
+
 def check_config(folder: Path, config: RunConfig) -> None:
     """Raise an error with the differing keys if the run in the folder depends on another config."""
     if differing := differences(folder, config):

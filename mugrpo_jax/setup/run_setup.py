@@ -15,6 +15,7 @@ from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
+from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
@@ -76,4 +77,5 @@ def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
     """Return the setup of a run, and the initial float32 weights, sharded over the mesh."""
     mesh = run_mesh(config)
     loaded = initial_model(config, mesh)
+    config, _ = choose_settings(config, loaded.model.config, mesh)
     return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params

@@ -278,7 +278,7 @@ def test_records_follow_two_updates_behind_and_flush_in_order():
 
 
 def test_a_resumed_run_keeps_the_slots_that_were_planned(place, monkeypatch):
-    config = configs.changed(configs.load(place / "run.yaml"), ["sampling.slots=null"])
+    config = configs.changed(configs.load(place / "run.yaml"), ["sampling.slots=auto"])
     planned, memory = [], [10**9]
     monkeypatch.setattr("mugrpo_jax.sampling.sampler_plan.free_memory", lambda device: memory[-1])
     for _ in range(2):
