@@ -1,7 +1,9 @@
 """Compile the programs of a run in the background, while its data is read or its first responses are sampled.
 
-On an accelerator the host's processors have little else to do, so all programs are compiled. On a CPU the run
-itself needs the processors, so only those programs are compiled that the first stage almost surely needs.
+On a TPU the host's processors have little else to do, so all programs are compiled. On a CPU the run itself
+needs the processors, so only those programs are compiled that the first stage almost surely needs. On a GPU
+nothing is compiled in the background: there the compiler chooses kernels by timing them, and a busy GPU would
+make it choose slower ones. There, `mugrpo train` compiles the largest programs before the run starts.
 """
 
 import dataclasses
@@ -26,8 +28,9 @@ def compile_ahead(run: RunContext, step: UpdateStep, *, has_state: bool) -> None
     an accelerator tells how many slots fit, so that the sampler's programs may not be known before.
     """
     config = run.config
-    if run.checkpoints.latest() == config.stages.stop * config.batch.updates_per_stage:
-        return  # the run is finished
+    finished = run.checkpoints.latest() == config.stages.stop * config.batch.updates_per_stage
+    if finished or _platform(run) == "gpu":
+        return
     # Half of the processors, because the run needs some too: to prepare data and to call the devices.
     run.setup.programs.start(max(1, min(_MOST_THREADS, usable_processors() // 2)))
     plan = _sampler_plan(run, has_state)
@@ -109,4 +112,8 @@ def possible_shapes(buckets: Buckets, rows: int) -> Sequence[Shape]:
 
 
 def _on_cpu(run: RunContext) -> bool:
-    return local_device(run.setup.mesh).platform == "cpu"
+    return _platform(run) == "cpu"
+
+
+def _platform(run: RunContext) -> str:
+    return local_device(run.setup.mesh).platform

@@ -28,7 +28,9 @@ def compile_programs(
     """
     compiled: list[CompiledProgram] = []
     bar = tqdm(total=len(programs), desc=title, unit="program", disable=not progress)
-    threads = min(_MOST_THREADS, usable_processors())
+    # A GPU's compiler times kernels to choose one. Other kernels at the same time would disturb it.
+    alone = topology.devices[0].platform == "gpu"
+    threads = 1 if alone else min(_MOST_THREADS, usable_processors())
     with bar, warnings.catch_warnings(), ThreadPoolExecutor(threads, "plan") as pool:
         # Programs for absent devices cannot be read back from the compilation cache.
         warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
