@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,16 +129,18 @@ class RunContext:
 def open_run(
     config: RunConfig,
     path: Path,
-    start_times: StartTimes,
     *,
     back_to: int | None = None,
     overwrite: bool = False,
+    started: float | None = None,
 ) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
     With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
-    With `overwrite`, a run in the folder that cannot continue with this config is moved aside.
+    With `overwrite`, a run in the folder that cannot continue with this config is moved aside. `started` is
+    when the user's command started, on the clock of `time.monotonic`; None: now.
     """
+    start_times = StartTimes(time.monotonic() if started is None else started)
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):

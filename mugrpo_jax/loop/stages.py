@@ -17,7 +17,6 @@
 Points 4 and 5 are in `objectives.mu_grpo`. This module and the modules it calls contain the other points.
 """
 
-import time
 from pathlib import Path
 
 from mugrpo_jax import training
@@ -31,7 +30,6 @@ from mugrpo_jax.loop.resume import resume, save_if_due
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.update_phase import check_loss, optimise
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.start_times import StartTimes
 from mugrpo_jax.training import Cursor
 
 
@@ -49,8 +47,7 @@ def train(
     folder that cannot continue with this config is moved to a folder beside it. `started` is when the user's
     command started, on the clock of `time.monotonic`; None: now.
     """
-    start_times = StartTimes(time.monotonic() if started is None else started)
-    with open_run(config, folder, start_times, back_to=back_to, overwrite=overwrite) as run:
+    with open_run(config, folder, back_to=back_to, overwrite=overwrite, started=started) as run:
         step = check_loss(run)
         check_reference_weights(run)
         compile_ahead(run, step, has_state=False)
@@ -70,13 +67,13 @@ def train(
             held_out_accuracy(run, state, cursor)  # before the report, which shows it
             run.report.after_stage(state.params, stage, rollouts)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
-    progress.say(ending(config, folder, start_times))
+    progress.say(ending(config, folder, run.start_times))
     return folder
 
 
 def warm_start(config: RunConfig, folder: Path, *, overwrite: bool = False) -> Path:
     """Do only the warm start and an evaluation. A later `train` with the same folder resumes after them."""
-    with open_run(config, folder, StartTimes(time.monotonic()), overwrite=overwrite) as run:
+    with open_run(config, folder, overwrite=overwrite) as run:
         state, cursor = resume(run)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
     return folder
