@@ -5,18 +5,18 @@ from pathlib import Path
 
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.runs.journal import read_journal
-from mugrpo_jax.runs.start_times import StartTimes
+from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
 
 
-def ending(config: RunConfig, folder: Path, start_times: StartTimes) -> str:
+def ending(config: RunConfig, folder: Path) -> str:
     """Return lines of text about a finished run: its start, accuracy, the report, the next command."""
     records = list(read_journal(folder / "metrics.jsonl"))
     updates = sum(record["kind"] == "update" for record in records)
     spent = sum(record.get("seconds", {}).get("elapsed", 0.0) for record in records)
     lines = {
         "finished": f"{folder}: {len(config.stages)} stages, {updates:,} updates, in {duration(spent)}",
-        "start": str(start_times),
+        "start": recorded_start(records),
         "accuracy": _change(
             [
                 f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}"

@@ -67,7 +67,7 @@ def train(
             held_out_accuracy(run, state, cursor)  # before the report, which shows it
             run.report.after_stage(state.params, stage, rollouts)
         save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
-    progress.say(ending(config, folder, run.start_times))
+    progress.say(ending(config, folder))
     return folder
 
 

@@ -113,10 +113,7 @@ class History:
     def start(self) -> str:
         """Return the time from the command to the first token and the first update; empty if unknown."""
         records = (*self.evaluations, *self.generations, *self.updates)
-        seconds: dict[str, float] = {}
-        for record in sorted(records, key=lambda record: record["seconds"]["clock"]):
-            seconds = record["seconds"] | seconds
-        return recorded_start(seconds)
+        return recorded_start(sorted(records, key=lambda record: record["seconds"]["clock"]))
 
     def values(self, metric: str) -> np.ndarray:
         """Return a metric, such as `vetoed/tokens`, at every update; NaN where it was not recorded.

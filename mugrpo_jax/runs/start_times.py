@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.time_left import duration
@@ -37,16 +38,16 @@ class StartTimes:
         self._recorded |= set(new)
         return new
 
-    def __str__(self) -> str:
-        return recorded_start(self._seconds)
 
+def recorded_start(records: Iterable[Mapping[str, Any]]) -> str:
+    """Return a text about the first start of a run, from its records; empty if nothing is known.
 
-def recorded_start(seconds: Mapping[str, float]) -> str:
-    """Return a text about the start of a run from the `seconds` of its records; empty if nothing is known.
-
-    >>> recorded_start({"to_first_token": 21.04, "to_first_update": 95.0, "update": 2.0})
+    >>> recorded_start([{"seconds": {"to_first_token": 21.04}}, {"seconds": {"to_first_update": 95.0}}])
     'first token after 21.0 s, first update after 1 min 35 s'
     """
+    seconds: dict[str, float] = {}
+    for record in records:
+        seconds = dict(record.get("seconds", {})) | seconds
     found = {what: seconds[_key(what)] for what in (FIRST_TOKEN, FIRST_UPDATE) if _key(what) in seconds}
     return ", ".join(f"{what} after {_text(value)}" for what, value in found.items())
 
