@@ -97,7 +97,10 @@ def test_what_was_chosen_at_the_first_start_is_kept(tmp_path):
     given = configs.load(None, ["seed=3", "model.remat=full"])
     assert keep_choices(tmp_path, given) == given  # no work depends on them yet
     record(tmp_path)
-    kept = keep_choices(tmp_path, given)
+    kept = keep_choices(tmp_path, configs.load(None, ["seed=3", "model.remat=dots"]))
     assert (kept.model.scan_layers, kept.batch.tokens_per_micro_batch) == (False, 4224)
-    assert kept.model.remat == "full"  # the user's own value; the run in the folder refuses it
-    check_config(tmp_path, keep_choices(tmp_path, configs.load(None, ["seed=3"])))
+    check_config(tmp_path, kept)
+    # The user's own value, with which the run cannot continue, is the only difference that is named.
+    assert keep_choices(tmp_path, given) == given
+    with pytest.raises(ConfigError, match=r"another config: model.remat \('dots' there, 'full' here\);"):
+        check_config(tmp_path, given)
