@@ -123,4 +123,4 @@ def _text(name: Hashable) -> str:
 
 def _settings() -> dict[str, Any]:
     """Return all settings of JAX in this thread."""
-    return dict(jax.config.values)
+    return dict(getattr(jax.config, "values", {}))

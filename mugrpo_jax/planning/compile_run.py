@@ -10,7 +10,9 @@ other program of the run needs more memory.
 
 import dataclasses
 
-from mugrpo_jax.config import ConfigError, RunConfig
+from tqdm import tqdm
+
+from mugrpo_jax.config import ConfigError, RunConfig, changed
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
@@ -46,6 +48,27 @@ def compile_plan(
     if plan.fits or not propose:
         return plan
     return dataclasses.replace(plan, proposal=nearest_fit(plan, model, progress))
+
+
+def fitting_config(config: RunConfig, run: RunPlan) -> RunConfig:
+    """Check the memory of a run; return its config, with more remat if that was left to us and is needed.
+
+    `run` is the plan of `config`. Remat is chosen from an estimate of the activations, and only the compiler
+    knows them. If the run does not fit with any remat, raise the error of `check_memory`.
+    """
+    more = {"none": "dots", "dots": "full"}
+    ours = any(choice.key == "model.remat" for choice in run.choices)
+    while True:
+        try:
+            check_memory(run)
+            return config
+        except ConfigError as error:
+            remat = more.get(run.config.model.remat)
+            if not ours or remat is None or not str(error).startswith("memory: update"):
+                raise
+            tqdm.write(f"{str(error).partition(';')[0]}; model.remat={remat} is tried")
+            config = changed(config, [f"model.remat={remat}"])
+            run = plan_run(config, run.model, run.mesh)
 
 
 def check_memory(run: RunPlan) -> None:
