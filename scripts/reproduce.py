@@ -247,7 +247,7 @@ def _slots(path: Path, keys: list[str]) -> list[str]:
     config = configs.load(path, keys)
     responses = config.prompts_per_stage * config.batch.responses_per_prompt
     wanted = config.sampling.slots
-    return [f"sampling.slots={responses}"] if wanted is not None and wanted > responses else []
+    return [f"sampling.slots={responses}"] if wanted != "auto" and wanted > responses else []
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("batch.stages=2.5", "batch.stages must be an integer, got 2.5"),
         ("batch.stages=true", "batch.stages must be an integer, got True"),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate must be a number, got 'fast'"),
-        ("model.remat=some", "model.remat must be one of none, dots, full, got 'some'"),
+        ("model.remat=some", "model.remat must be one of auto, none, dots, full, got 'some'"),
         ("model=tiny", "model is a section with keys, got 'tiny'"),
         ("task.options=3", "task.options must be keys and values, got 3"),
         ("task.reward=[]", "task.reward: the list is empty; name a reward, or leave the key out"),

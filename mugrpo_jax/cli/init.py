@@ -19,7 +19,7 @@ _SIZES: dict[str, dict[str, Any]] = {
         "responses_per_prompt": 8,
         "updates_per_stage": 256,
         "stages": 4,
-        "tokens_per_micro_batch": 32768,
+        "tokens_per_micro_batch": "auto",
     },
     "objective": {"name": "mu_grpo"},
     "optimizer": {"learning_rate": 1e-6},

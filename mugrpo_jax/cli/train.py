@@ -52,10 +52,13 @@ def plan_and_train(
     import jax
 
     from mugrpo_jax.loop import preflight, stages
-    from mugrpo_jax.planning import check_loss, check_memory, plan_run
+    from mugrpo_jax.planning import check_loss, fitting_config, plan_run
     from mugrpo_jax.runs.compile_cache import use_compile_cache
+    from mugrpo_jax.runs.run_folder import keep_choices
+    from mugrpo_jax.runs.start_times import process_start
 
     use_compile_cache(config.compile_cache)
+    config = keep_choices(folder, config)
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
@@ -66,5 +69,5 @@ def plan_and_train(
         return
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
-        check_memory(plan)
-    stages.train(config, folder, back_to=back_to, overwrite=overwrite)
+        config = fitting_config(config, plan)
+    stages.train(config, folder, back_to=back_to, overwrite=overwrite, started=process_start())

@@ -5,6 +5,10 @@ from mugrpo_jax.config.loading import load as load
 from mugrpo_jax.config.nested_dicts import build as build
 from mugrpo_jax.config.nested_dicts import differing_keys as differing_keys
 from mugrpo_jax.config.nested_dicts import to_dict as to_dict
+from mugrpo_jax.config.nested_dicts import value_of as value_of
+from mugrpo_jax.config.run_config import AUTO as AUTO
+from mugrpo_jax.config.run_config import CHOSEN_AT_START as CHOSEN_AT_START
+from mugrpo_jax.config.run_config import MOST_CHOSEN_TOKENS as MOST_CHOSEN_TOKENS
 from mugrpo_jax.config.run_config import UNTIL_RESPONSES as UNTIL_RESPONSES
 from mugrpo_jax.config.run_config import RunConfig as RunConfig
 from mugrpo_jax.config.sections import BatchSection as BatchSection

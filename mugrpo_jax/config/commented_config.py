@@ -74,8 +74,10 @@ def meaning(field: Any) -> str:
 def kind(hint: Any) -> str:
     """Return the type of a key in words."""
     if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+        return ", ".join(f"`{_yaml(choice, '')}`" for choice in typing.get_args(hint))
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if named := [arg for arg in args if typing.get_origin(arg) is Literal]:
+        return " or ".join(kind(arg) for arg in [*(arg for arg in args if arg not in named), *named])
     if len(args) < len(typing.get_args(hint)):
         return f"{kind(args[0])}, list or null" if len(args) > 1 else f"{kind(args[0])} or null"
     names = {int: "integer", float: "number", str: "text", bool: "true or false"}

@@ -6,6 +6,7 @@ the type that is expected.
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -37,6 +38,11 @@ def build(cls: type, raw: Mapping[str, Any], source: str, prefix: str = "") -> A
         raise ConfigError(f"{source}: {prefix}{error}") from None
     except ValueError as error:
         raise ConfigError(f"{source}: {prefix.rstrip('.') or 'config'}: {error}") from None
+
+
+def value_of(config: Any, key: str) -> Any:
+    """Return the value of a key, such as `batch.stages`."""
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -83,7 +89,12 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        plain, *lists = (arg for arg in args if arg is not type(None))
+        names = [name for arg in args if typing.get_origin(arg) is Literal for name in typing.get_args(arg)]
+        if any(value is name or (isinstance(value, str) and value == name) for name in names):
+            return value
+        plain, *lists = (
+            arg for arg in args if arg is not type(None) and typing.get_origin(arg) is not Literal
+        )
         if lists and isinstance(value, Mapping):
             raise ConfigError(f"{source}: {name} must be text or a list, got keys and values")
         return _convert(lists[0] if isinstance(value, list) and lists else plain, value, source, name)

@@ -24,6 +24,11 @@ from mugrpo_jax.config.sections import (
 from mugrpo_jax.config.settings import ConfigError, Section, setting
 from mugrpo_jax.objectives import ObjectiveConfig
 
+AUTO = "auto"  # the value of a key that the run chooses itself
+MOST_CHOSEN_TOKENS = 32_768  # of a micro-batch on one device; more would hardly be faster
+# Keys that are chosen before a run starts for the first time, and then kept. `sampling.slots` is not among
+# them: it depends on the memory that is free when the sampler starts.
+CHOSEN_AT_START = ("model.scan_layers", "model.remat", "batch.tokens_per_micro_batch")
 # Keys without effect on the results, so that a run may resume with other values.
 WITHOUT_EFFECT = ("report", "tracking", "compile_cache")
 # Keys on which nothing depends before the first response; a warm start is kept when they change.
@@ -71,7 +76,7 @@ class RunConfig(Section):
     track_drift: bool = setting(
         True, "record parameter drift and gradient cosine; needs two more copies of the weights"
     )
-    compile_cache: str = setting(
+    compile_cache: str | Literal[False] = setting(
         "auto",
         "folder for compiled programs, which later runs load instead of compiling; auto: in the user's cache "
         "folder, unless JAX_COMPILATION_CACHE_DIR names another; off: none",
@@ -86,15 +91,17 @@ class RunConfig(Section):
                 f"batch.epochs_per_stage: {epochs} does not divide batch.updates_per_stage={updates}"
             )
         longest = self.sampling.max_prompt_tokens + response
-        if batch.tokens_per_micro_batch < longest:
+        tokens = batch.tokens_per_micro_batch
+        if isinstance(tokens, int) and tokens < longest:
             raise ConfigError(
-                f"batch.tokens_per_micro_batch: {batch.tokens_per_micro_batch} does not hold one row of "
+                f"batch.tokens_per_micro_batch: {tokens} does not hold one row of "
                 f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
             )
-        if batch.length_multiple > batch.tokens_per_micro_batch:
+        most = tokens if isinstance(tokens, int) else max(longest, MOST_CHOSEN_TOKENS)
+        if batch.length_multiple > most:
             raise ConfigError(
                 f"batch.length_multiple: rows of {batch.length_multiple} tokens are longer than "
-                f"batch.tokens_per_micro_batch={batch.tokens_per_micro_batch}"
+                f"batch.tokens_per_micro_batch={most}"
             )
         if batch.equal_groups != "keep" and self.objective.name == "p3o":
             raise ConfigError(

@@ -29,10 +29,16 @@ class ModelSection(Section):
     sampling_dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "dtype of weights and key-value cache while sampling"
     )
-    remat: Literal["none", "dots", "full"] = setting(
-        "dots", "what the backward pass recomputes to save memory; `dots`: all except matrix products"
+    remat: Literal["auto", "none", "dots", "full"] = setting(
+        "auto",
+        "what the backward pass recomputes to save memory; `dots`: all except matrix products; `auto`: as "
+        "little as the memory allows",
     )
-    scan_layers: bool = setting(True, "scan over the layers; false unrolls them, faster for small models")
+    scan_layers: Literal["auto", True, False] = setting(
+        "auto",
+        "scan over the layers; false unrolls them, which is faster for small models on GPUs but compiles "
+        "longer; `auto` unrolls them there if the memory allows it",
+    )
     attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
         "auto", "implementation of attention; `auto` chooses one for the device"
     )
@@ -113,7 +119,9 @@ class SamplingSection(Section):
     max_response_tokens: int = setting(
         2560, "longest response; a response that reaches it has the finish reason `length`", least=1
     )
-    slots: int | None = setting(None, "sequences decoded at once; null: as many as fit", least=1)
+    slots: int | Literal["auto"] = setting(
+        "auto", "sequences decoded at once; `auto`: as many as fit", least=1
+    )
     prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
 
 
@@ -128,8 +136,11 @@ class BatchSection(Section):
     updates_per_stage: int = setting(1024, "µ: optimizer updates per stage", least=1)
     stages: int = setting(4, "generations in the run", least=1)
     epochs_per_stage: int = setting(1, "passes over a stage's data, µ updates in total", least=1)
-    tokens_per_micro_batch: int = setting(
-        32768, "most tokens in one forward and backward pass, over all devices", least=1
+    tokens_per_micro_batch: int | Literal["auto"] = setting(
+        "auto",
+        "most tokens in one forward and backward pass, over all devices; `auto`: so many that the tokens "
+        "which an update has on average fill the fewest micro-batches that fit into memory",
+        least=1,
     )
     length_multiple: int = setting(128, "row lengths are multiples of this; 128 suits accelerators", least=1)
     share_prompts: bool = setting(False, "compute each prompt once per micro-batch, not once per response")

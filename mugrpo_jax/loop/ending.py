@@ -5,16 +5,18 @@ from pathlib import Path
 
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.runs.journal import read_journal
+from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
 
 
 def ending(config: RunConfig, folder: Path) -> str:
-    """Return lines of text about a finished run: accuracy before and after, the report, the next command."""
+    """Return lines of text about a finished run: its start, accuracy, the report, the next command."""
     records = list(read_journal(folder / "metrics.jsonl"))
     updates = sum(record["kind"] == "update" for record in records)
     spent = sum(record.get("seconds", {}).get("elapsed", 0.0) for record in records)
     lines = {
         "finished": f"{folder}: {len(config.stages)} stages, {updates:,} updates, in {duration(spent)}",
+        "start": recorded_start(records),
         "accuracy": _change(
             [
                 f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}"

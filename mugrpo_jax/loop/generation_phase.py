@@ -183,7 +183,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "response_tokens": tokens,
             "finish": manifest["finish"],
             "status": status,
-            "seconds": seconds,
+            "seconds": seconds | run.start_times.take(),
         }
     )
     times = ", ".join(

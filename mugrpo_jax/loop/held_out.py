@@ -54,6 +54,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             "seconds": {
                 "evaluate": time.monotonic() - started,
                 "compile": compile_clock().seconds - compiled,
+                **run.start_times.take(),
             },
         }
     )

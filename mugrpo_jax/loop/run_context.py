@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +15,9 @@ import jax
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
@@ -25,13 +28,16 @@ from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
-from mugrpo_jax.runs.run_folder import RunFolder, check_config
+from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
+from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
-from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.auto_settings import Choice, choose_settings
+from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.tasks import Scorer, Task, load_task
@@ -45,6 +51,7 @@ class RunContext:
       params: the initial weights; None once the training state contains them.
       resources: closes files, threads and trackers at the end of the run.
       time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
+      start_times: the time from the start of the command to the first token and the first update.
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
@@ -64,6 +71,7 @@ class RunContext:
     report: LiveReport
     resources: contextlib.ExitStack
     time_left: TimeLeft
+    start_times: StartTimes
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
@@ -119,16 +127,24 @@ class RunContext:
 
 @contextlib.contextmanager
 def open_run(
-    config: RunConfig, path: Path, *, back_to: int | None = None, overwrite: bool = False
+    config: RunConfig,
+    path: Path,
+    *,
+    back_to: int | None = None,
+    overwrite: bool = False,
+    started: float | None = None,
 ) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
     With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
-    With `overwrite`, a run in the folder that cannot continue with this config is moved aside.
+    With `overwrite`, a run in the folder that cannot continue with this config is moved aside. `started` is
+    when the user's command started, on the clock of `time.monotonic`; None: now.
     """
+    start_times = StartTimes(time.monotonic() if started is None else started)
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
+            config, choices = _chosen(keep_choices(path, config))
             if not overwrite:
                 check_config(path, config)
             check_trackers(config, path)
@@ -141,6 +157,7 @@ def open_run(
                 check_data(path, task.sources)
             task, lengths = check_problems(config, task, run_model_tokenizer(config))
             about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
+        distributed.check_same("chosen settings", configs.to_dict(config))
         distributed.check_same("data", task.sources)
         if about:
             progress.say(about)
@@ -153,9 +170,18 @@ def open_run(
                 set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
         with distributed.together("data"):
+            if choices and jax.process_index() == 0:
+                text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)
+                write_atomically(path / "chosen.json", text + "\n")
             claim_data(path, task.sources)
         move_unusable(path / "checkpoints", back_to)
-        setup = dataclasses.replace(setup, sampler_file=path / "sampler.json")
+        setup = dataclasses.replace(
+            setup,
+            sampler_file=path / "sampler.json",
+            programs=CompiledPrograms(progress.say),
+            on_tokens=functools.partial(start_times.reached, FIRST_TOKEN),
+        )
+        resources.callback(setup.programs.close)
         checkpoints = training.CheckpointStore(
             path / "checkpoints", config.checkpoints, updates_per_stage=config.batch.updates_per_stage
         )
@@ -172,11 +198,26 @@ def open_run(
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
         run = RunContext(
-            folder, setup, params, task, optimizer, checkpoints, stop, report, resources, time_left
+            folder,
+            setup,
+            params,
+            task,
+            optimizer,
+            checkpoints,
+            stop,
+            report,
+            resources,
+            time_left,
+            start_times,
         )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):
             yield run
+
+
+def _chosen(config: RunConfig) -> tuple[RunConfig, tuple[Choice, ...]]:
+    """Choose the settings that the config leaves to us, without loading the model."""
+    return choose_settings(config, run_model_shape(config), run_mesh(config))
 
 
 def _open_folder(path: Path, config: RunConfig, resources: contextlib.ExitStack) -> RunFolder:

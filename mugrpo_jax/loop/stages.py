@@ -21,6 +21,7 @@ from pathlib import Path
 
 from mugrpo_jax import training
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.loop.compile_ahead import compile_ahead
 from mugrpo_jax.loop.ending import ending
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
@@ -32,16 +33,26 @@ from mugrpo_jax.runs import progress
 from mugrpo_jax.training import Cursor
 
 
-def train(config: RunConfig, folder: Path, *, back_to: int | None = None, overwrite: bool = False) -> Path:
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    back_to: int | None = None,
+    overwrite: bool = False,
+    started: float | None = None,
+) -> Path:
     """Start or resume the run that `config` describes; return the folder of the run.
 
     With `back_to`, a run goes back to its checkpoint after so many updates. With `overwrite`, a run in the
-    folder that cannot continue with this config is moved to a folder beside it.
+    folder that cannot continue with this config is moved to a folder beside it. `started` is when the user's
+    command started, on the clock of `time.monotonic`; None: now.
     """
-    with open_run(config, folder, back_to=back_to, overwrite=overwrite) as run:
-        check_loss(run)
+    with open_run(config, folder, back_to=back_to, overwrite=overwrite, started=started) as run:
+        step = check_loss(run)
         check_reference_weights(run)
+        compile_ahead(run, step, has_state=False)
         state, cursor = resume(run)
+        compile_ahead(run, step, has_state=True)
         keep_reference(run)
         for stage in range(cursor.stage, config.stages.stop):
             # At the start of a stage, or inside a stage if an evaluation was interrupted.

@@ -12,6 +12,7 @@ from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.models.sharding import local_parts
 from mugrpo_jax.rollouts import ReferenceFolder, RolloutFolder, UpdateStream, abstract_update
 from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.start_times import FIRST_UPDATE
 from mugrpo_jax.setup.sizes import update_statistics
 from mugrpo_jax.training import Cursor, TrainState
 
@@ -58,18 +59,22 @@ def optimise(
             state, metrics = step(state, update)
             cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
             run.pending.add((cursor, update.metrics), metrics | run.stop_metric())
+            if not run.start_times.has(FIRST_UPDATE):
+                run.pending.flush()  # to know when it was computed
             yield state, cursor
         run.pending.flush()
 
 
-def check_loss(run: RunContext) -> None:
+def check_loss(run: RunContext) -> training.UpdateStep:
     """Trace the loss with abstract arrays, so that settings that cannot train raise an error at once."""
     state = run.abstract_state()
+    step = _step(run, state)
     abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
     try:
-        _step(run, state).metric_names(state, abstract)
+        step.metric_names(state, abstract)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
+    return step
 
 
 def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
@@ -83,6 +88,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
             run.setup.step_options(),
             state=state,
             statistics=update_statistics(run.config),
+            programs=run.setup.programs,
         )
     return run.step
 
@@ -92,6 +98,7 @@ def _record(
 ) -> None:
     cursor, data = about
     run.stop.agree(metrics.pop("stop", 0.0) > 0)
+    run.start_times.reached(FIRST_UPDATE)
     record = {
         "kind": "update",
         "stage": cursor.stage,
@@ -99,7 +106,7 @@ def _record(
         "staleness": cursor.update - 1,
         **data,
         **metrics,
-        "seconds": seconds,
+        "seconds": seconds | run.start_times.take(),
     }
     run.journal.write(record)
     bar.set_postfix(progress.headline(record) | run.time_left.headline(), refresh=False)

@@ -76,7 +76,7 @@ def _solutions(run: RunContext, start: int) -> Iterator[Update]:
     rows = [(run.setup.prompt_tokens(p), run.setup.solution_tokens(p)) for p in problems]
     buckets = plan_buckets(
         max(len(prompt) + len(solution) for prompt, solution in rows),
-        batch.tokens_per_micro_batch,
+        run.setup.buckets().tokens,
         run.setup.buckets().parts,
         unit=batch.length_multiple,
     )

@@ -4,6 +4,7 @@ import dataclasses
 
 from mugrpo_jax.planning.chips import Chip
 from mugrpo_jax.planning.program_cost import Cost
+from mugrpo_jax.setup.auto_settings import MEAN_PROMPT, MEAN_RESPONSE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Assumptions:
     memory: float = 0.8
     link: float = 0.7
     occupancy: float = 0.9
-    response: float = 0.5
-    prompt: float = 0.25
+    response: float = MEAN_RESPONSE
+    prompt: float = MEAN_PROMPT
 
     def __str__(self) -> str:
         return (

@@ -12,14 +12,14 @@ import dataclasses
 
 from tqdm import tqdm
 
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import ConfigError, RunConfig, changed
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.program_list import programs_of
-from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.proposal import nearest_fit
 from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
+from mugrpo_jax.planning.side_by_side import compile_programs
 from mugrpo_jax.setup.devices import local_device
 from mugrpo_jax.setup.initial_model import run_model_shape
 
@@ -41,20 +41,34 @@ def compile_plan(
     model = run_model_shape(config)
     mesh = topology_mesh(config, topology)
     run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
-    bar = tqdm(
-        programs_of(run, topology.host_devices()),
-        desc=f"compile for {topology.name}",
-        unit="program",
-        disable=not progress,
-    )
-    programs = []
-    for program in bar:
-        bar.set_postfix_str(program.name)
-        programs.append(compile_program(program, topology))
-    plan = CompiledPlan(run, topology, tuple(programs), assumed or Assumptions())
+    programs = programs_of(run, topology.host_devices())
+    title = f"compile for {topology.name}"
+    compiled = compile_programs(programs, topology, title=title, progress=progress)
+    plan = CompiledPlan(run, topology, compiled, assumed or Assumptions())
     if plan.fits or not propose:
         return plan
     return dataclasses.replace(plan, proposal=nearest_fit(plan, model, progress))
+
+
+def fitting_config(config: RunConfig, run: RunPlan) -> RunConfig:
+    """Check the memory of a run; return its config, with more remat if that was left to us and is needed.
+
+    `run` is the plan of `config`. Remat is chosen from an estimate of the activations, and only the compiler
+    knows them. If the run does not fit with any remat, raise the error of `check_memory`.
+    """
+    more = {"none": "dots", "dots": "full"}
+    ours = any(choice.key == "model.remat" for choice in run.choices)
+    while True:
+        try:
+            check_memory(run)
+            return config
+        except ConfigError as error:
+            remat = more.get(run.config.model.remat)
+            if not ours or remat is None or not str(error).startswith("memory: update"):
+                raise
+            tqdm.write(f"{str(error).partition(';')[0]}; model.remat={remat} is tried")
+            config = changed(config, [f"model.remat={remat}"])
+            run = plan_run(config, run.model, run.mesh)
 
 
 def check_memory(run: RunPlan) -> None:
@@ -62,12 +76,11 @@ def check_memory(run: RunPlan) -> None:
     if run.problem is not None:
         raise ConfigError(f"memory: {run.problem}")
     topology = Topology("of this run", chip_of(local_device(run.mesh)), list(run.mesh.devices.flat))
-    for program in programs_of(run):
-        compiled = compile_program(program, topology)
-        if not compiled.fits(topology.chip):
+    for program in compile_programs(programs_of(run), topology, all_must_fit=True):
+        if not program.fits(topology.chip):
             advice = {"prefill": "fewer slots or ", "decode": "fewer slots or ", "update": "more remat or "}
             raise ConfigError(
-                f"memory: {program.name} takes {human(compiled.peak)} of a device's "
+                f"memory: {program.name} takes {human(program.peak)} of a device's "
                 f"{human(topology.chip.memory)}; {advice.get(program.kind, '')}more devices would help: "
                 "`mugrpo plan` with --topology looks for settings that fit"
             )

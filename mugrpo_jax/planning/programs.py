@@ -4,29 +4,32 @@ import dataclasses
 import functools
 import re
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from mugrpo_jax import models, training
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, ModelConfig
-from mugrpo_jax.models.sharding import batch_sharding, placed
+from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.planning.chips import Chip, Topology
 from mugrpo_jax.planning.program_cost import Cost, HloProgram
 from mugrpo_jax.planning.run_plan import abstract_reference, abstract_state, bytes_on_device, kept_reference
-from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
+from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
+from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_prefill
+from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
-from mugrpo_jax.training.update_step import frozen_weights
+from mugrpo_jax.training.compile_ahead import (
+    abstract_batch,
+    abstract_compute,
+    lower_accumulate,
+    lower_apply,
+    lower_prepare,
+)
 
 # The naive packer skips the search for fast machine code. The search takes most of the compile time and
 # changes neither the memory nor the collectives.
@@ -131,9 +134,7 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, str]:
         compiled = lowered.compile()
         return compiled, compiled.as_text()
     # Read the text from the compiler's dump: jaxlib cannot always read programs of a newer libtpu.
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # Programs for absent devices cannot be read back from the compilation cache either.
-        warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
+    with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options=_TPU_OPTIONS | {"xla_dump_to": folder})
         texts = [path.read_text() for path in Path(folder).glob("*jit_*.after_optimizations.txt")]
     return compiled, max(texts, key=len)
@@ -143,6 +144,7 @@ class UpdatePrograms:
     """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
+        config, _ = choose_settings(config, model, mesh)  # a plan has them already
         self.config, self.mesh, self.model = config, mesh, Decoder(model)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
@@ -193,8 +195,8 @@ class UpdatePrograms:
 
     def prepare(self) -> Any:
         """Lower `UpdateStep.prepare`."""
-        with jax.set_mesh(self.mesh):
-            return self.step.prepare.lower(self.state.params, names=("loss",))
+        update = abstract_update(update_buckets(self.config, self.mesh), reference=self.config.uses_reference)
+        return lower_prepare(self.step, self.state, self.step.metric_names(self.state, update))
 
     def reference(self, shape: Shape, buckets: Buckets) -> Any:
         """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
@@ -203,7 +205,7 @@ class UpdatePrograms:
         return scorer.lower(params, abstract_micro_batch(shape, buckets.parts))
 
     def _statistics_programs(self, shapes: Sequence[Shape], parts: int) -> Iterator[Program]:
-        statistics, compute = self.step.statistics, self._compute()
+        statistics, compute = self.step.statistics, abstract_compute(self.step, self.state)
         if statistics is None:
             return
         resident = self.state_bytes + bytes_on_device(self.state.params)  # the gradient is already there
@@ -224,27 +226,14 @@ class UpdatePrograms:
 
     def accumulate(self, shape: Shape, parts: int) -> Any:
         """Lower `UpdateStep.accumulate` for a micro-batch shape that `parts` devices split."""
-        batch = self._batch(shape, parts) | frozen_weights(self.state)
-        return self.step.lower_accumulate(self._compute(), self.state.params, batch)
+        return lower_accumulate(self.step, self.state, self._batch(shape, parts))
 
     def _batch(self, shape: Shape, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
-        split = batch_sharding(self.mesh)
-        return {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-            for name, leaf in abstract_micro_batch(shape, parts, reference=self.config.uses_reference).items()
-        }
-
-    def _compute(self) -> Any:
-        """Return the abstract weights in the compute dtype."""
-        dtype = jnp.dtype(self.config.model.compute_dtype)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), self.state.params
-        )
+        return abstract_batch(self.step, shape, parts, reference=self.config.uses_reference)
 
     def apply(self) -> Any:
         """Lower `UpdateStep.apply`."""
-        with jax.set_mesh(self.mesh):
-            return self.step.apply.lower(self.state, self.state.params)
+        return lower_apply(self.step, self.state)
 
 
 def largest_shapes(buckets: Buckets) -> list[Shape]:
@@ -268,7 +257,7 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
     yield Program(
         f"prefill {rows} × {bucket}",
         state_bytes + bytes_on_device(abstract_slots(plan)),
-        functools.partial(_lower_prefill, plan, rows, bucket),
+        functools.partial(lower_prefill, plan, bucket),
         parts=parts,
     )
     name = f"decode {plan.slots} slots, {plan.read_buckets[-1]} entries"
@@ -276,18 +265,6 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
     if config.evaluation.problems and config.evaluation.top_p < 1:
         top_p = functools.partial(lower_decode, plan, top_p=True)
         yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p, parts=parts)
-
-
-def _lower_prefill(plan: SamplerPlan, rows: int, bucket: int) -> Any:
-    model, weights = abstract_params(plan)
-    everywhere = NamedSharding(_mesh(plan), P())
-    with mesh_of(plan):
-        return run_prompts.lower(
-            model,
-            weights,
-            jax.ShapeDtypeStruct((rows, bucket), np.int32, sharding=everywhere),
-            jax.ShapeDtypeStruct((rows,), np.int32, sharding=everywhere),
-        )
 
 
 def _mesh(plan: SamplerPlan) -> Mesh:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 
-from tqdm import tqdm
-
 from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.program_list import programs_of
-from mugrpo_jax.planning.programs import compile_program
 from mugrpo_jax.planning.run_plan import RunPlan, plan_run
+from mugrpo_jax.planning.side_by_side import compile_programs
 
 
 def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple[str, ...] | None:
@@ -36,7 +34,8 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
     if large & {"prefill", "decode", "cast", "send"} or run.sampler is None:
         devices = len(plan.topology.host_devices())
         slots = config.sampling.slots if run.sampler is None else run.sampler.slots
-        for fewer in [] if slots is None else [slots // part // devices * devices for part in (2, 4, 8)]:
+        known = slots if isinstance(slots, int) else 0  # 0: no number of slots is known
+        for fewer in [known // part // devices * devices for part in (2, 4, 8)]:
             if fewer:
                 steps = [f"sampling.slots={fewer}"]
                 yield tuple(steps)
@@ -49,7 +48,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
             steps.append("model.remat=full")
             yield tuple(steps)
         least = run.buckets.lengths[-1] * run.buckets.parts
-        if config.batch.tokens_per_micro_batch >= 2 * least:
+        if run.buckets.tokens >= 2 * least:
             steps.append(f"batch.tokens_per_micro_batch={least}")
             yield tuple(steps)
     if config.track_drift:
@@ -62,5 +61,7 @@ def candidates(plan: CompiledPlan) -> Iterator[tuple[str, ...]]:
 def _all_fit(plan: CompiledPlan, run: RunPlan, kinds: set[str], progress: bool) -> bool:
     """Return whether all programs of these kinds fit. Programs of other kinds fit already and do not grow."""
     wanted = [p for p in programs_of(run, plan.topology.host_devices()) if p.kind in kinds]
-    bar = tqdm(wanted, desc="look for what fits", unit="program", disable=not progress)
-    return all(compile_program(program, plan.topology).fits(plan.topology.chip) for program in bar)
+    compiled = compile_programs(
+        wanted, plan.topology, all_must_fit=True, title="look for what fits", progress=progress
+    )
+    return all(program.fits(plan.topology.chip) for program in compiled)

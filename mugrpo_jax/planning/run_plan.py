@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax import models, training
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config import AUTO, RunConfig
 from mugrpo_jax.models import Decoder, ModelConfig, check_mesh
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
+from mugrpo_jax.setup.auto_settings import Choice, choose_settings
 from mugrpo_jax.setup.devices import local_device, run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.reference_policy import check_reference, reference_shape
@@ -73,6 +74,7 @@ class RunPlan:
       sampler: sizes of the sampler; None if the run needs no sampler or if no sampler fits.
       memory: bytes on each device.
       checkpoint_bytes: size of one checkpoint on disk.
+      choices: the settings that the config left to us.
       problem: one line that says why the run does not fit on these devices; None if no reason is known.
     """
 
@@ -84,6 +86,7 @@ class RunPlan:
     memory: Memory
     checkpoint_bytes: int
     problem: str | None = None
+    choices: tuple[Choice, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -148,6 +151,7 @@ class RunPlan:
             "memory": self._memory(),
             "copies": self._copies(),
             "disk": self._disk(),
+            "chosen": "\n            ".join(map(str, self._chosen())),
         }
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
 
@@ -228,6 +232,16 @@ class RunPlan:
         sizes = ", ".join(f"{shape.tokens:,}" for shape in self.buckets.sizes(self.buckets.lengths[0]))
         return f"micro-batches of {sizes} tokens, in rows of up to {lengths}; compiled as they come"
 
+    def _chosen(self) -> list[Choice]:
+        """Return what was chosen, with the slots, which are chosen again when the sampler starts."""
+        slots = []
+        if self.sampler is not None and self.config.sampling.slots == AUTO:
+            free = human(self.sampler.memory) if self.sampler.memory else "an unknown amount of memory"
+            slots = [
+                Choice("sampling.slots", self.sampler.slots, f"as many as are useful and fit into {free}")
+            ]
+        return [*self.choices, *slots]
+
     def _copies(self) -> str:
         """Say what every device holds whole although the run has several devices."""
         shape, tensor = self.mesh.shape, self.config.mesh.sampling_tensor
@@ -276,6 +290,7 @@ def plan_run(
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
     check_reference(config, mesh)
+    config, choices = choose_settings(config, model, mesh, memory=device_memory)
     state = abstract_state(config, model, mesh)
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
@@ -298,7 +313,8 @@ def plan_run(
             f"an update takes {human(memory.updating)} on each device without activations, and "
             f"{human(device)} are free; more devices along mesh.fsdp or track_drift=false would help"
         )
-    return RunPlan(config, model, mesh, update_buckets(config, mesh), sampler, memory, whole, problem)
+    buckets = update_buckets(config, mesh)
+    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices)
 
 
 def _sampler(

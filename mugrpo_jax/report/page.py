@@ -145,6 +145,7 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "updates": f"{len(run.updates):,} of {total:,}",
         "state": state,
         "time": f"{run.seconds / factor:.1f} {unit}",
+        **({"start": run.start} if run.start else {}),
         "held-out accuracy": "not evaluated"
         if first is None or last is None
         else f"{first['accuracy']:.3f} → {last['accuracy']:.3f} ± {last['standard_error']:.3f}",

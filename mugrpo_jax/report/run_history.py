@@ -15,6 +15,7 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import absolute, to_path
 from mugrpo_jax.runs.journal import journal_losses, read_journal
 from mugrpo_jax.runs.run_folder import read_config
+from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.training import newest_cursor
 
 # A record without these keys is damaged and not shown.
@@ -107,6 +108,12 @@ class History:
         """Return the running time of the run so far, without pauses."""
         records = (*self.warm_start, *self.evaluations, *self.generations, *self.updates)
         return max((record["seconds"]["clock"] for record in records), default=0.0)
+
+    @property
+    def start(self) -> str:
+        """Return the time from the command to the first token and the first update; empty if unknown."""
+        records = (*self.evaluations, *self.generations, *self.updates)
+        return recorded_start(sorted(records, key=lambda record: record["seconds"]["clock"]))
 
     def values(self, metric: str) -> np.ndarray:
         """Return a metric, such as `vetoed/tokens`, at every update; NaN where it was not recorded.

@@ -12,8 +12,9 @@ TRIGGERED = "abandoned/negative_responses"
 
 
 def summary(run: History) -> str:
-    """Return a text about a run: its first and last accuracy, and a table with one line per stage."""
+    """Return a text about a run: its accuracy before and after, its start, and a table of its stages."""
     lines = [f"{run.folder}: {run.config.objective.name}, {len(run.updates)} updates", *_accuracy(run)]
+    lines += [run.start] if run.start else []
     return "\n".join([*lines, *run.losses, text_table(stage_table(run), align="right")])
 
 

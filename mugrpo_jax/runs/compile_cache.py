@@ -17,18 +17,18 @@ AUTO, OFF = "auto", "off"
 _MOST_BYTES = 8 << 30  # then JAX deletes the programs that were not used for the longest time
 
 
-def use_compile_cache(setting: str = AUTO) -> Path | None:
+def use_compile_cache(setting: str | bool = AUTO) -> Path | None:
     """Turn the cache on, before anything is compiled, and return its folder; None if it is off.
 
     `setting` is the config's key `compile_cache`. If the user gave JAX a folder, for example with
     `JAX_COMPILATION_CACHE_DIR`, that one is used. Without a writable folder, `auto` goes on without a cache.
     """
-    if setting == OFF:
+    if setting in (OFF, False):  # YAML reads `off` as false
         jax.config.update("jax_enable_compilation_cache", False)
         return None
     if chosen := _setting("dir"):
         return Path(chosen)
-    folder = (_user_cache() if setting == AUTO else Path(setting).expanduser().absolute()) / _machine()
+    folder = (_user_cache() if setting == AUTO else Path(str(setting)).expanduser().absolute()) / _machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):

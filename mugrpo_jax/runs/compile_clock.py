@@ -1,9 +1,11 @@
-"""Measure the time this process spends compiling, so that it can be reported apart from the updates."""
+"""Measure the time that a run waits for compilations, so that it can be reported apart from the updates."""
 
 import threading
 import time
 
 import jax
+
+from mugrpo_jax.compiled_programs import WAIT_EVENT, in_background
 
 _EVENTS = "/jax/core/compile/"
 
@@ -37,8 +39,11 @@ class CompileClock:
             self.seconds += end - start
 
     def listen(self, event: str, duration_secs: float, **about: str | int) -> None:
-        """Count an event that has just ended; `jax.monitoring` calls this function after every event."""
-        if event.startswith(_EVENTS):
+        """Count an event that has just ended; `jax.monitoring` calls this function after every event.
+
+        What a background thread compiles does not count, but the time in which a thread waits for it does.
+        """
+        if event == WAIT_EVENT or (event.startswith(_EVENTS) and not in_background()):
             now = time.monotonic()
             self.add(now - duration_secs, now)
 

@@ -61,6 +61,23 @@ def _wait_for_text(path: Path) -> None:
         ) from None
 
 
+def keep_choices(folder: Path, config: RunConfig) -> RunConfig:
+    """Give each key that the config leaves to us the value that was chosen when the run first started.
+
+    A config that cannot continue the run in the folder is returned as it is.
+    """
+    path = folder / "config.yaml"
+    if not path.exists() or not has_work(folder) or differences(folder, config):
+        return config
+    stored = configs.load(path)
+    values = {key: configs.value_of(stored, key) for key in _left_to_us(config)}
+    return configs.changed(config, [f"{key}={str(value).lower()}" for key, value in values.items()])
+
+
+def _left_to_us(config: RunConfig) -> list[str]:
+    return [key for key in configs.CHOSEN_AT_START if configs.value_of(config, key) == configs.AUTO]
+
+
 def check_config(folder: Path, config: RunConfig) -> None:
     """Raise an error with the differing keys if the run in the folder depends on another config."""
     if differing := differences(folder, config):
@@ -83,7 +100,8 @@ def differences(folder: Path, config: RunConfig) -> list[str]:
 
 
 def _differing(path: Path, config: RunConfig, free: Collection[str] = ()) -> list[str]:
-    """Return the keys in which the config at `path` differs, except those in `free`."""
+    """Return the keys in which the config at `path` differs, except those in `free` or left to us."""
+    free = {*free, *_left_to_us(config)}
     there, here = (run.fixed_settings() | {"mesh": None} for run in (configs.load(path), config))
     return [key for key in configs.differing_keys(there, here) if key.split(" ")[0] not in free]
 

@@ -1,5 +1,6 @@
 """Sample from a model: a `Sampler` takes requests and yields responses with their log-probs."""
 
+from mugrpo_jax.sampling.compile_ahead import compile_sampler_ahead as compile_sampler_ahead
 from mugrpo_jax.sampling.generate_text import generate as generate
 from mugrpo_jax.sampling.generate_text import generate_file as generate_file
 from mugrpo_jax.sampling.logits import draw as draw

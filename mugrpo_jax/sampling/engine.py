@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Cache, Decoder
 from mugrpo_jax.sampling.programs import (
     Emitted,
@@ -19,7 +20,7 @@ from mugrpo_jax.sampling.programs import (
     free_slots,
     insert,
     mesh_of,
-    pack_entries,
+    no_entries,
     params_sharding,
     run_prompts,
     sampling_params,
@@ -48,7 +49,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: Decoder, params: Any, plan: SamplerPlan, programs: dict[Any, Any], *, prepared: bool
+        self, model: Decoder, params: Any, plan: SamplerPlan, programs: CompiledPrograms, *, prepared: bool
     ) -> None:
         self.plan = plan
         self._model = model
@@ -95,7 +96,7 @@ class Engine:
     def run_prompts(self, tokens: np.ndarray, lengths: np.ndarray) -> Cache:
         """Return the KV cache of right-padded prompts `tokens` `[rows, bucket]` with `lengths` `[rows]`."""
         program = self._program(
-            ("run_prompts", tokens.shape),
+            prefill_name(*tokens.shape),
             lambda: run_prompts.lower(self._model, self._params, tokens, lengths),
         )
         return program(self._params, tokens, lengths)
@@ -103,15 +104,13 @@ class Engine:
     def insert(self, prompts: Cache, samples: np.ndarray, slots: Sequence[int]) -> None:
         """Start samples (rows from `slot_scheduler.entries`) in free slots; `prompts` is their KV cache."""
         self.settle()
-        # The program has a fixed number of entries. It ignores entries whose slot is beyond the last slot.
-        width, count = self.plan.inserts, len(slots)
-        beyond = np.arange(self.plan.slots, self.plan.slots + width, dtype=np.int32)
-        entries = pack_entries(beyond, np.zeros(width, np.int32), free_rows(width))
-        if count:
+        # The program has a fixed number of entries, and ignores those that are not replaced here.
+        entries = no_entries(self.plan)
+        if count := len(slots):
             entries[:count] = samples
             entries[:count, 0] = slots
         program = self._program(
-            ("insert", prompts.keys[0].shape), lambda: insert.lower(self._slots, prompts, entries)
+            insert_name(*prompts.keys[0].shape[:2]), lambda: insert.lower(self._slots, prompts, entries)
         )
         self._slots = program(self._slots, prompts, entries)
 
@@ -121,7 +120,7 @@ class Engine:
         limit = np.int32(refill_at)
         # Compile in the caller's thread, where the caller's JAX settings for its thread are in force.
         program = self._program(
-            ("decode", read, top_k, top_p),
+            decode_name(read, top_k=top_k, top_p=top_p),
             lambda: decode.lower(
                 self._model,
                 self._params,
@@ -152,8 +151,25 @@ class Engine:
         return LoopResult(emitted, called, returned, time.perf_counter())
 
     def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
-        """Return a compiled program, which is faster to call than `jit`; compile it if its name is new."""
-        if name not in self._programs:
+        """Return a compiled program, which is faster to call than `jit`; compile it if there is none yet."""
+
+        def compiled() -> Any:
             with mesh_of(self.plan):
-                self._programs[name] = lower().compile()
-        return self._programs[name]
+                return lower().compile()
+
+        return self._programs.get(name, compiled)
+
+
+def prefill_name(rows: int, bucket: int) -> tuple[Any, ...]:
+    """Return the name of the program that prefills so many prompts of this padded length."""
+    return "prefill", rows, bucket
+
+
+def insert_name(rows: int, bucket: int) -> tuple[Any, ...]:
+    """Return the name of the program that copies the KV cache of these prompts into slots."""
+    return "insert", rows, bucket
+
+
+def decode_name(read: int, *, top_k: bool = False, top_p: bool = False) -> tuple[Any, ...]:
+    """Return the name of the decode program with these compile-time constants."""
+    return "decode", read, top_k, top_p

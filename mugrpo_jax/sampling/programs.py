@@ -224,6 +224,12 @@ def pack_entries(target: np.ndarray, source: np.ndarray, rows: Rows) -> np.ndarr
     return np.concatenate(columns, axis=1)
 
 
+def no_entries(plan: SamplerPlan) -> np.ndarray:
+    """Return entries for `insert` that it ignores, because their slots are beyond the last slot."""
+    beyond = np.arange(plan.slots, plan.slots + plan.inserts, dtype=np.int32)
+    return pack_entries(beyond, np.zeros(plan.inserts, np.int32), free_rows(plan.inserts))
+
+
 def _unpack_entries(entries: jax.Array) -> tuple[jax.Array, jax.Array, Rows]:
     count = len(entries)
     like, tree = jax.tree.flatten((np.zeros(count, np.int32), np.zeros(count, np.int32), free_rows(count)))
@@ -276,8 +282,25 @@ def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:
     return model, weights if plan.mesh is None else placed(weights, params_sharding(plan))
 
 
-def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False) -> Any:
-    """Lower `decode` for a plan without making any array, to compile it ahead of time."""
+def lower_prefill(plan: SamplerPlan, bucket: int) -> Any:
+    """Lower `run_prompts` for the prompts of a bucket, without making arrays on a device."""
+    model, weights = abstract_params(plan)
+    rows = plan.prefill_rows(bucket)
+    with mesh_of(plan):
+        return run_prompts.lower(model, weights, np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
+
+
+def lower_insert(plan: SamplerPlan, prefill: Any) -> Any:
+    """Lower `insert` for the prompts that a compiled `run_prompts` returns."""
+    prompts = placed(prefill.out_info, prefill.output_shardings)
+    with mesh_of(plan):
+        return insert.lower(abstract_slots(plan), prompts, no_entries(plan))
+
+
+def lower_decode(
+    plan: SamplerPlan, *, read: int | None = None, top_k: bool = False, top_p: bool = False
+) -> Any:
+    """Lower `decode` without making arrays on a device; `read` None reads all cache entries."""
     model, weights = abstract_params(plan)
     with mesh_of(plan):
         return decode.lower(
@@ -286,7 +309,7 @@ def lower_decode(plan: SamplerPlan, *, top_k: bool = False, top_p: bool = False)
             abstract_slots(plan),
             np.int32(plan.slots),
             steps=plan.steps,
-            read=plan.read_buckets[-1],
+            read=read or plan.read_buckets[-1],
             top_k=top_k,
             top_p=top_p,
         )

@@ -13,11 +13,12 @@ is called in a separate thread, because some JAX backends block the calling thre
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Decoder
 from mugrpo_jax.sampling.engine import Engine
 from mugrpo_jax.sampling.requests import Request, Response
@@ -32,9 +33,11 @@ class Sampler:
       model: the decoder.
       params: parameters of the model as in training, of any dtype. The sampler makes its own copy of them.
       plan: from `plan_sampler`.
-      programs: a dict to which compiled programs are added. Samplers with the same plan can share the dict.
+      programs: the compiled programs; those that are missing are added. Samplers with the same plan can
+        share them.
       prepared: whether `params` already come from `sampling_params`, with the shardings of the plan. The
         sampler then uses them without a copy.
+      on_tokens: called when the first device loop of a run has ended, so that the first tokens are sampled.
     """
 
     def __init__(
@@ -42,17 +45,18 @@ class Sampler:
         model: Decoder,
         params: Any,
         plan: SamplerPlan,
-        programs: dict[Any, Any] | None = None,
+        programs: CompiledPrograms | None = None,
         *,
         prepared: bool = False,
+        on_tokens: Callable[[], None] | None = None,
     ) -> None:
         if plan.mesh is not None and plan.mesh.is_multi_process:
             raise ValueError(
                 "sampler: the mesh spans several hosts; give each host a mesh of its own devices"
             )
-        self.plan = plan
+        self.plan, self._on_tokens = plan, on_tokens
         self.stats = SamplerStats(plan.slots)
-        programs = {} if programs is None else programs
+        programs = CompiledPrograms() if programs is None else programs
         self._engine: Engine | None = Engine(model, params, plan, programs, prepared=prepared)
         self._left_behind = False  # whether slots may still hold samples of a run that was not finished
 
@@ -102,6 +106,8 @@ class Sampler:
             yield from run.responses()
             self._open()  # the caller may have closed the sampler meanwhile
             run.finish_loop()
+            if self._on_tokens is not None and self.stats.loops == 1:
+                self._on_tokens()
         self._left_behind = False
         yield from run.responses()
 

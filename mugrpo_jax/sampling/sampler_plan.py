@@ -216,10 +216,18 @@ def _rows_split(mesh: Mesh | None) -> int:
 
 def free_memory(device: Any) -> int | None:
     """Return the free bytes on a device, or None if unknown. On a CPU, return half of the memory."""
+    total = total_memory(device)
+    if total is None or device.platform == "cpu":
+        return total
+    return total - device.memory_stats()["bytes_in_use"]
+
+
+def total_memory(device: Any) -> int | None:
+    """Return the bytes that programs may use on an empty device, or None if unknown. On a CPU, half."""
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     stats = device.memory_stats()
-    return None if not stats else stats["bytes_limit"] - stats["bytes_in_use"]
+    return stats["bytes_limit"] if stats else None
 
 
 def _round_up(count: int, unit: int) -> int:

@@ -2,17 +2,20 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, Tokenizer
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
+from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
@@ -25,16 +28,18 @@ from mugrpo_jax.training import StepOptions
 class RunSetup:
     """The parts of a run that stay fixed while the weights change.
 
-    `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
-    first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
+    `mesh` has all devices of the run. `programs` has the compiled programs of all samplers and of the update
+    step, so that only the first sampler compiles. `sampler_file` records the planned slots; None plans them
+    anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens.
     """
 
     config: RunConfig
     model: Decoder
     tokenizer: Tokenizer
     mesh: Mesh
-    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    programs: CompiledPrograms = dataclasses.field(default_factory=CompiledPrograms)
     sampler_file: Path | None = None
+    on_tokens: Callable[[], None] | None = None
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -63,13 +68,14 @@ class RunSetup:
         """Return a sampler with these weights; the caller must close it before the updates start."""
         plan = self.sampler_plan
         if plan.mesh is None:
-            return Sampler(self.model, params, plan, self.programs)
+            return Sampler(self.model, params, plan, self.programs, on_tokens=self.on_tokens)
         weights = copy_on_host(self.model, params, plan, self.mesh)
-        return Sampler(self.model, weights, plan, self.programs, prepared=True)
+        return Sampler(self.model, weights, plan, self.programs, prepared=True, on_tokens=self.on_tokens)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
     """Return the setup of a run, and the initial float32 weights, sharded over the mesh."""
     mesh = run_mesh(config)
     loaded = initial_model(config, mesh)
+    config, _ = choose_settings(config, loaded.model.config, mesh)
     return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params

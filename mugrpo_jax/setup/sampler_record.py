@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from mugrpo_jax import distributed
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import AUTO, ConfigError, RunConfig
 from mugrpo_jax.files import write_atomically
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.runs import progress
@@ -27,7 +27,7 @@ def recorded_sampler_plan(config: RunConfig, model: ModelConfig, mesh: Mesh, fil
     All hosts call this together and get the same number of slots. If the devices of a host have changed, or
     the recorded slots do not fit any more, the sampler is planned again.
     """
-    if config.sampling.slots is not None:
+    if config.sampling.slots != AUTO:
         return sampler_plan(config, model, mesh)
     here = _devices(config, mesh)
     found = distributed.gather("sampler record", _read(file) if jax.process_index() == 0 else None)[0]

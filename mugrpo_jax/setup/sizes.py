@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config import AUTO, RunConfig, value_of
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.objectives import Statistics
 from mugrpo_jax.rollouts import Buckets, plan_buckets
@@ -21,13 +21,20 @@ def step_options(config: RunConfig) -> StepOptions:
     return StepOptions(
         compute_dtype=config.model.compute_dtype,
         temperature=config.sampling.temperature,
-        remat=config.model.remat,
-        scan=config.model.scan_layers,
+        remat=_chosen(config, "model.remat"),
+        scan=_chosen(config, "model.scan_layers"),
         attention=config.model.attention,
         share_prompts=config.batch.share_prompts,
         entropy="gradient" if "entropy" in arrays else "value",
         proximal=proximal if "proximal_logp" in arrays else "none",
     )
+
+
+def _chosen(config: RunConfig, key: str) -> Any:
+    value = value_of(config, key)
+    if value == AUTO:
+        raise ValueError(f"{key}: nothing was chosen yet; call `choose_settings` first")
+    return value
 
 
 def update_statistics(config: RunConfig) -> Statistics | None:
@@ -40,7 +47,7 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
     sampling, batch = config.sampling, config.batch
     return plan_buckets(
         sampling.max_prompt_tokens + sampling.max_response_tokens,
-        batch.tokens_per_micro_batch,
+        _chosen(config, "batch.tokens_per_micro_batch"),
         mesh.shape["data"] * mesh.shape["fsdp"],
         unit=batch.length_multiple,
         share=batch.share_prompts,
@@ -56,7 +63,7 @@ def sampler_plan(
         model,
         max_prompt=sampling.max_prompt_tokens,
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
-        slots=sampling.slots if slots is None else slots,
+        slots=slots or (sampling.slots if isinstance(sampling.slots, int) else None),
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
         dtype=jnp.dtype(config.model.sampling_dtype),
         **options,

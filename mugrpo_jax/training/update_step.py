@@ -8,16 +8,18 @@ from the whole update, `UpdateStatistics` computes these before the first `accum
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import objectives
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Model, Packing, SharedPacking, cast, token_logprobs
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import MicroBatch, Update
@@ -57,6 +59,7 @@ class UpdateStep:
     The `state` of the constructor may be abstract, because only its shapes are used. `statistics` computes
     batch statistics of the objective from the whole update; without it, the objective computes them from each
     micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    `programs` are compiled ahead by `compile_step_ahead`; the others are compiled at their first call.
     """
 
     def __init__(
@@ -70,15 +73,17 @@ class UpdateStep:
         state: TrainState,
         statistics: objectives.Statistics | None = None,
         diagnose: bool = True,
+        programs: CompiledPrograms | None = None,
     ) -> None:
-        self.mesh = mesh
+        self.mesh, self.compute_dtype = mesh, jnp.dtype(options.compute_dtype)
+        self._programs = CompiledPrograms() if programs is None else programs
         logprobs = functools.partial(batch_logprobs, model, options)
         self.statistics = None if statistics is None else UpdateStatistics(logprobs, statistics, mesh)
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
         loss = functools.partial(_loss, model, objective, options, diagnose)
         self.prepare = jax.jit(
-            functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
+            functools.partial(_prepare, self.compute_dtype),
             static_argnames="names",
             out_shardings=(shardings.params, shardings.params, None),
         )
@@ -96,21 +101,25 @@ class UpdateStep:
     def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
         """Return the new state and metrics without waiting for the devices. The old `state` is donated."""
         gradient, metrics = self.gradient(state, update)
-        state, applied = self.apply(state, gradient)
+        state, applied = self._programs.get("optimizer", lambda: self.apply)(state, gradient)
         return state, metrics | applied
 
     def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
         """Compute the float32 gradient of the whole update, and the objective's metrics."""
         with jax.set_mesh(self.mesh):
-            compute, gradient, metrics = self.prepare(state.params, names=self.metric_names(state, update))
+            names = self.metric_names(state, update)
+            prepare = self._programs.get("prepare", lambda: functools.partial(self.prepare, names=names))
+            compute, gradient, metrics = prepare(state.params)
             batches, statistics = self.place(update.micro_batches), {}
             # The statistics of an only micro-batch are those of the update; the objective computes them.
             if self.statistics is not None and len(update.micro_batches) > 1:
                 batches = list(batches)
                 statistics = self.statistics(compute, batches)
             for batch in batches:
+                name = accumulate_name(batch, statistics)
+                accumulate = self._programs.get(name, lambda: self.accumulate)
                 batch = batch | frozen_weights(state)
-                gradient, metrics = self.accumulate(
+                gradient, metrics = accumulate(
                     compute, gradient, metrics, batch, np.float32(update.denominator), statistics
                 )
         return gradient, metrics
@@ -119,8 +128,12 @@ class UpdateStep:
         """Lower `accumulate` for abstract arrays, so that the caller can compile it ahead of time."""
         with jax.set_mesh(self.mesh):
             statistics = {} if self.statistics is None else self.statistics.abstract()
-            names = jax.eval_shape(self._loss, compute, batch, np.float32(1), statistics)[1]
-            metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
+            if self._names is None:
+                self._names = tuple(jax.eval_shape(self._loss, compute, batch, np.float32(1), statistics)[1])
+            everywhere = NamedSharding(self.mesh, P())
+            metrics = {
+                name: jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere) for name in self._names
+            }
             return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1), statistics)
 
     def metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
@@ -145,6 +158,11 @@ class UpdateStep:
                     name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
                     for name, array in batch.items()
                 }
+
+
+def accumulate_name(batch: Mapping[str, Any], statistics: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the name of the program `accumulate` for micro-batches with the shape of this one."""
+    return "update", batch["mask"].shape, batch["tokens"].shape, tuple(statistics)
 
 
 def frozen_weights(state: TrainState) -> dict[str, Any]:

@@ -308,7 +308,8 @@ def test_a_run_ends_with_a_summary_and_says_before_how_long_it_will_take(run, pl
     before, after = (f"{record['reward']:.3f}" for record in journal(run, "stage"))
     lines = ending(shown).splitlines()
     assert lines[0].startswith(f"finished    {run}: 2 stages, 4 updates, in ")
-    assert lines[1:] == [
+    assert lines[1].startswith("start       first token after ") and ", first update after " in lines[1]
+    assert lines[2:] == [
         f"accuracy    {first} before, {last} after (on held-out problems)",
         f"reward      {before} before, {after} after (mean of the first and the last stage)",
         f"report      {run / 'report.html'}",

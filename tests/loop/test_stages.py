@@ -12,6 +12,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, rollouts
+from mugrpo_jax.compiled_programs import CompiledPrograms, in_background
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
@@ -58,13 +59,14 @@ class Spy:
     """What happened in a run, in order: journal records, dispatches, saves, compilations."""
 
     def __init__(self, patch):
-        self.events, self.alive, self.phases = [], [], []
+        self.events, self.alive, self.phases, self.background = [], [], [], []
         before = jax.live_arrays()
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         self._wrap(patch, Journal, "write", lambda record: ("record", record["kind"], record["updates"]))
         self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
         self._wrap(patch, stages, "generate_stage", lambda state, stage, cursor: ("generate", stage))
+        self._wrap(patch, CompiledPrograms, "_failed", lambda name, error: ("failed", name))
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # reads the config, which traces the loss
         optimise = stages.optimise
 
@@ -82,6 +84,7 @@ class Spy:
     def _compiled(self, name, seconds, **_):
         if name.startswith("/jax/core/compile/"):
             self.events.append(("compile", name.rsplit("/", 1)[1]))
+            self.background.append(in_background() and "backend" in name)
 
     def _wrap(self, patch, owner, name, event):
         original = getattr(owner, name)
@@ -202,7 +205,30 @@ def test_an_update_is_dispatched_before_the_last_one_is_read(watched):
         if event[:2] == ("record", "update"):
             ahead.append(dispatched - event[2])
     # Two updates are under way, but for the end of a stage and a checkpoint after the fifth and tenth update.
-    assert ahead == [2, 2, 1, 0, 0, 2, 1, 0, 1, 0, 1, 0]
+    # The first update of all is read at once, to tell the time until it is done.
+    assert ahead == [0, 2, 1, 0, 0, 2, 1, 0, 1, 0, 1, 0]
+
+
+def test_programs_are_compiled_in_the_background_without_a_failure(watched):
+    assert sum(watched.background) >= 5  # prefill, insert, decode, prepare, optimizer
+    assert [event for event in watched.events if event[0] == "failed"] == []
+
+
+def test_the_first_token_and_the_first_update_are_timed_once(place, watched):
+    found = [json.loads(line) for line in (place / "whole" / "metrics.jsonl").read_text().splitlines()]
+    token = [(r["kind"], r["updates"]) for r in found if "to_first_token" in r["seconds"]]
+    update = [(r["kind"], r["updates"]) for r in found if "to_first_update" in r["seconds"]]
+    assert (token, update) == ([("evaluation", 0)], [("update", 1)])
+    first, after = (records(place / "whole", kind)[0]["seconds"] for kind in ("evaluation", "update"))
+    assert 0 < first["to_first_token"] < after["to_first_update"]
+
+
+def test_settings_left_to_the_run_are_stored_with_their_values_and_reasons(place, watched):
+    assert configs.load(place / "run.yaml").model.scan_layers == configs.AUTO
+    assert configs.load(place / "whole" / "config.yaml").model.scan_layers is True
+    (chosen,) = json.loads((place / "whole" / "chosen.json").read_text())
+    assert (chosen["key"], chosen["value"]) == ("model.scan_layers", True)
+    assert "compiles faster" in chosen["reason"]
 
 
 def test_checkpoints_are_counted_over_the_run_and_come_after_their_records(watched):
@@ -278,7 +304,7 @@ def test_records_follow_two_updates_behind_and_flush_in_order():
 
 
 def test_a_resumed_run_keeps_the_slots_that_were_planned(place, monkeypatch):
-    config = configs.changed(configs.load(place / "run.yaml"), ["sampling.slots=null"])
+    config = configs.changed(configs.load(place / "run.yaml"), ["sampling.slots=auto"])
     planned, memory = [], [10**9]
     monkeypatch.setattr("mugrpo_jax.sampling.sampler_plan.free_memory", lambda device: memory[-1])
     for _ in range(2):

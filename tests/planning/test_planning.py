@@ -458,6 +458,30 @@ def test_a_mesh_that_does_not_multiply_to_the_devices_is_one_line(config):
         compile_plan(undivided, "cpu:8")
 
 
+def test_remat_that_was_left_to_us_grows_until_the_compiled_update_fits(config, monkeypatch, capsys):
+    config, tried = configs.changed(config, ["model.remat=auto"]), []
+
+    def check(run):
+        tried.append(run.config.model.remat)
+        if tried[-1] != fits:
+            raise configs.ConfigError(
+                "memory: update 512 tokens in rows of 32 takes 9 GB of a device's 8 GB; help"
+            )
+
+    monkeypatch.setattr(compile_run, "check_memory", check)
+    fits = "full"
+    found = compile_run.fitting_config(config, plan_run(config))
+    assert (found.model.remat, tried) == ("full", ["none", "dots", "full"])
+    assert "takes 9 GB of a device's 8 GB; model.remat=dots is tried" in capsys.readouterr().out
+    fits = "nothing"
+    with pytest.raises(configs.ConfigError, match="memory: update"):
+        compile_run.fitting_config(config, plan_run(config))
+    tried.clear()
+    with pytest.raises(configs.ConfigError):  # the user's own value is not changed
+        compile_run.fitting_config(found, plan_run(found))
+    assert tried == ["full"]
+
+
 def test_frozen_policies_are_counted(config):
     proximal = configs.changed(config, ["objective.name=decoupled_ppo"])
     both = configs.changed(proximal, ["objective.knobs={kl_coef: 0.1}", "reference.keep_in_memory=true"])

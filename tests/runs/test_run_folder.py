@@ -6,7 +6,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.runs.run_folder import RunFolder, check_config, read_config
+from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices, read_config
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
 
@@ -89,3 +89,18 @@ def test_overwrite_moves_a_run_only_if_it_cannot_continue(tmp_path, capsys):
     set_aside(folder, mine, {"train.jsonl": "b"})
     assert (tmp_path / "run.old-2" / "metrics.jsonl").exists()
     assert "train.jsonl has changed" in capsys.readouterr().out
+
+
+def test_what_was_chosen_at_the_first_start_is_kept(tmp_path):
+    chosen = ["model.remat=dots", "model.scan_layers=false", "batch.tokens_per_micro_batch=4224"]
+    RunFolder(tmp_path, configs.load(None, ["seed=3", *chosen]))
+    given = configs.load(None, ["seed=3", "model.remat=full"])
+    assert keep_choices(tmp_path, given) == given  # no work depends on them yet
+    record(tmp_path)
+    kept = keep_choices(tmp_path, configs.load(None, ["seed=3", "model.remat=dots"]))
+    assert (kept.model.scan_layers, kept.batch.tokens_per_micro_batch) == (False, 4224)
+    check_config(tmp_path, kept)
+    # The user's own value, with which the run cannot continue, is the only difference that is named.
+    assert keep_choices(tmp_path, given) == given
+    with pytest.raises(ConfigError, match=r"another config: model.remat \('dots' there, 'full' here\);"):
+        check_config(tmp_path, given)

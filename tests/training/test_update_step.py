@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from mugrpo_jax import models, objectives, rollouts, training
+from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import OptimizerSection
 
 MODEL = models.ModelConfig(
@@ -256,6 +257,37 @@ def test_a_non_finite_gradient_is_skipped_and_counted():
     clean, _ = step(after, update(512))
     expected, _ = step(before, update(512))
     assert difference(clean.params, expected.params) == 0
+
+
+def test_programs_lowered_before_there_is_data_are_those_of_an_update(monkeypatch):
+    _, step, state = setup((1, 4, 2))
+    data, called = update(512, multiple=4), {}
+    for name in ("prepare", "accumulate", "apply"):
+        program = getattr(step, name)
+
+        def call(*arguments, program=program, name=name, **static):
+            called.setdefault(name, program.lower(*arguments, **static).as_text())
+            return program(*arguments, **static)
+
+        monkeypatch.setattr(step, name, call)
+    monkeypatch.setattr(step, "_programs", CompiledPrograms())
+    step(copy(state), data)
+    monkeypatch.undo()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    buckets, ahead = rollouts.plan_buckets(64, 512, 4, unit=32), Lowered()
+    shapes = [s for s in buckets.shapes if s[:2] == data.micro_batches[0]["mask"].shape]
+    training.compile_step_ahead(step, ahead, abstract, buckets, shapes, reference=False)
+    assert ahead.texts == list(called.values())
+
+
+class Lowered:
+    """Takes the place of `CompiledPrograms`: lowers programs at once, and does not compile them."""
+
+    def __init__(self):
+        self.texts = []
+
+    def ahead(self, name, lower):
+        self.texts.append(lower().as_text())
 
 
 def test_no_program_is_compiled_twice_for_a_shape():

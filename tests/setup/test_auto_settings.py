@@ -1,0 +1,68 @@
+"""Claims about settings left to `auto`: they follow from shape and memory, and each has its reason."""
+
+import types
+
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.models.io.loading import model_shape
+from mugrpo_jax.setup import auto_settings
+from mugrpo_jax.setup.auto_settings import choose_settings
+
+SMOLLM2, QWEN_7B = "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-Math-7B"
+SHORT = ("sampling.max_prompt_tokens=128", "sampling.max_response_tokens=300")
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Choose for devices that are not here; return the chosen values by key, and all choices as text."""
+
+    def choose(source, memory_gb, *overrides, platform="gpu", fsdp=1):
+        device = types.SimpleNamespace(platform=platform)
+        monkeypatch.setattr(auto_settings, "local_device", lambda mesh: device)
+        mesh = types.SimpleNamespace(shape={"data": 1, "fsdp": fsdp, "tensor": 1})
+        config = configs.load(None, [f"model.source={source}", *overrides])
+        found, choices = choose_settings(config, model_shape(source), mesh, memory=int(memory_gb * 1e9))
+        assert not any(configs.value_of(found, key) == configs.AUTO for key in configs.CHOSEN_AT_START)
+        return {choice.key: choice.value for choice in choices}, "\n".join(map(str, choices))
+
+    return choose
+
+
+def test_a_small_model_on_a_large_gpu_is_unrolled_without_remat(chosen):
+    values, text = chosen(SMOLLM2, 130, *SHORT)
+    assert values["model.scan_layers"] is False
+    assert values["model.remat"] == "none"
+    assert "model.scan_layers=false: unrolled layers are faster for a small model" in text
+    # 512 responses of 32 + 150 tokens: three micro-batches, of which at most a fifteenth stays empty.
+    tokens, mean = values["batch.tokens_per_micro_batch"], 512 * 182
+    assert 16_384 <= tokens <= 32_768
+    assert 14 / 15 < mean / (3 * tokens) < 1
+    assert f"an update has about {mean:,} tokens, which fill 3 of them" in text
+
+
+def test_less_memory_means_more_remat_and_then_smaller_micro_batches(chosen):
+    order = {"none": 0, "dots": 1, "full": 2}
+    found = [chosen(SMOLLM2, memory, *SHORT)[0] for memory in (130, 24, 8, 6, 4)]
+    remat = [order[values["model.remat"]] for values in found]
+    assert remat == sorted(remat)
+    assert remat[0] == 0
+    assert remat[-1] == 2
+    assert all(values["model.scan_layers"] for values in found if values["model.remat"] != "none")
+    assert found[-1]["batch.tokens_per_micro_batch"] < found[0]["batch.tokens_per_micro_batch"]
+
+
+@pytest.mark.parametrize(("platform", "fsdp", "memory"), [("tpu", 16, 91.2), ("gpu", 8, 76.8)])
+def test_a_large_model_is_scanned(chosen, platform, fsdp, memory):
+    values, text = chosen(QWEN_7B, memory, platform=platform, fsdp=fsdp)
+    assert values["model.scan_layers"] is True
+    assert "compiles faster" in text
+    assert values["batch.tokens_per_micro_batch"] % (128 * fsdp) == 0
+    assert values["batch.tokens_per_micro_batch"] >= 4096 * fsdp  # the longest row on every device
+
+
+def test_given_values_are_kept_and_the_others_follow_them(chosen):
+    given = ("model.remat=full", "batch.tokens_per_micro_batch=8192")
+    values, _ = chosen(SMOLLM2, 130, *SHORT, *given)
+    assert values == {"model.scan_layers": True}
+    assert chosen(SMOLLM2, 130, *SHORT, *given, "model.scan_layers=false") == ({}, "")
