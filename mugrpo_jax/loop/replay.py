@@ -80,6 +80,7 @@ def _origin(config: RunConfig) -> dict[str, Any]:
     whole = config.fixed_settings()
     return {
         "seed": config.seed,
+        "lora": whole["lora"],
         "model": {name: whole["model"][name] for name in ("source", "tiny", "sampling_dtype")},
         "task": whole["task"],
         "sampling": whole["sampling"],

@@ -55,7 +55,7 @@ def optimise(
             distributed.reached(f"update {cursor.updates + 1}")
             if cursor.update % (config.proximal_every or batch.updates_per_stage) == 0:
                 state = training.renew_proximal(state)
-            state, metrics = step(state, update)
+            state, metrics = step(state, update, run.setup.frozen())
             cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
             run.pending.add((cursor, update.metrics), metrics | run.stop_metric())
             yield state, cursor
@@ -67,7 +67,7 @@ def check_loss(run: RunContext) -> None:
     state = run.abstract_state()
     abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
     try:
-        _step(run, state).metric_names(state, abstract)
+        _step(run, state).metric_names(state, abstract, run.setup.frozen())
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
 
@@ -76,7 +76,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
     """Return the update step. It is built once, so that its programs are compiled once."""
     if run.step is None:
         run.step = training.UpdateStep(
-            run.setup.model,
+            run.setup.trainable,
             run.config.objective.build(),
             run.optimizer,
             run.setup.mesh,

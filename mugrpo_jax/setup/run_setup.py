@@ -9,12 +9,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import Decoder, Tokenizer
+from mugrpo_jax.models import Decoder, LoraDecoder, Tokenizer, random_params
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
-from mugrpo_jax.setup.initial_model import initial_model
+from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
+from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
@@ -27,6 +28,7 @@ class RunSetup:
 
     `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
     first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
+    `base` are the frozen weights of a LoRA run; without them, all weights that `sampler` gets are complete.
     """
 
     config: RunConfig
@@ -35,6 +37,16 @@ class RunSetup:
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
     sampler_file: Path | None = None
+    base: BaseWeights | None = None
+
+    @property
+    def trainable(self) -> Decoder | LoraDecoder:
+        """The model whose weights the updates change: `model`, or with LoRA its adapters."""
+        return self.model if self.base is None else self.base.model
+
+    def frozen(self) -> Any:
+        """Return the frozen weights of a LoRA run on the devices; None without LoRA."""
+        return None if self.base is None else self.base.on_devices()
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -60,16 +72,28 @@ class RunSetup:
         return recorded_sampler_plan(self.config, self.model.config, self.mesh, self.sampler_file)
 
     def sampler(self, params: Any) -> Sampler:
-        """Return a sampler with these weights; the caller must close it before the updates start."""
+        """Return a sampler with these trained weights; the caller must close it before the updates start."""
+        if self.base is not None:
+            self.base.leave_devices()  # first, because the plan of the sampler measures the free memory
         plan = self.sampler_plan
-        if plan.mesh is None:
+        if plan.mesh is not None:
+            frozen = {} if self.base is None else {"base": self.base.on_devices()}
+            weights = copy_on_host(self.trainable, params | frozen, plan, self.mesh)
+        elif self.base is not None:
+            weights = self.base.merged_on_device(params, plan)
+        else:
             return Sampler(self.model, params, plan, self.programs)
-        weights = copy_on_host(self.model, params, plan, self.mesh)
         return Sampler(self.model, weights, plan, self.programs, prepared=True)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
-    """Return the setup of a run, and the initial float32 weights, sharded over the mesh."""
+    """Return the setup of a run, and the initial float32 weights to train, sharded over the mesh."""
     mesh = run_mesh(config)
-    loaded = initial_model(config, mesh)
-    return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params
+    trainable = trainable_model(config, Decoder(run_model_shape(config)))
+    if not isinstance(trainable, LoraDecoder):
+        loaded = initial_model(config, mesh)
+        return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params
+    loaded = load_base(config, mesh)
+    base = BaseWeights(trainable, loaded.params, mesh)
+    params = random_params(trainable, seed=config.seed, mesh=mesh)
+    return RunSetup(config, loaded.model, loaded.tokenizer, mesh, base=base), params
