@@ -28,7 +28,8 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument("out", type=shared.local_path, help="the folder to write")
     shared.add_checkpoint(parser)
     parser.add_argument(
-        "--dtype", help="float32, bfloat16 or float16 (default: as stored; a run has float32)"
+        "--dtype",
+        help="float32, bfloat16 or float16 (default: as stored; a run has float32, or with LoRA bfloat16)",
     )
     parser.add_argument(
         "--push", metavar="OWNER/NAME", help="upload the folder to this repository of the Hub"

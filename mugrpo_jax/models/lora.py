@@ -185,12 +185,12 @@ def quantised(params: Params) -> Params:
     """
     layers = params["layers"]
     for name in TARGETS.values():
-        layers[name] = _to_int8(layers[name])
+        layers[name] = to_int8(layers[name])
     return params
 
 
 @jax.jit
-def _to_int8(matrix: jax.Array) -> dict[str, jax.Array]:
+def to_int8(matrix: jax.Array) -> dict[str, jax.Array]:
     """Round each column to 255 levels; the largest magnitude of a column becomes 127."""
     wide = matrix.astype(jnp.float32)
     scales = jnp.maximum(jnp.abs(wide).max(axis=-2, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
@@ -220,9 +220,13 @@ def merge(model: LoraDecoder, base: Params, adapters: Params, dtype: Any) -> Par
 
 
 def _merged(model: LoraDecoder, name: str, weight: Any, adapter: Any, dtype: Any) -> jax.Array:
+    return stack_merger(model, name, weight, dtype)(weight, adapter)
+
+
+def stack_merger(model: LoraDecoder, name: str, weight: Any, dtype: Any) -> Any:
+    """Return the program that merges one weight of all layers; `weight` may be abstract."""
     sharding = jax.tree.leaves(weight)[-1].sharding  # of the values, if the weight is stored in 8 bits
-    merge_all = functools.partial(_merge_stack, model, name, dtype)
-    return jax.jit(merge_all, out_shardings=sharding)(weight, adapter)
+    return jax.jit(functools.partial(_merge_stack, model, name, dtype), out_shardings=sharding)
 
 
 def _merge_stack(model: LoraDecoder, name: str, dtype: Any, weight: Any, adapter: Any) -> jax.Array:

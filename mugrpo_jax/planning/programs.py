@@ -25,6 +25,7 @@ from mugrpo_jax.planning.run_plan import abstract_reference, abstract_state, byt
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
+from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
 from mugrpo_jax.training.update_step import frozen_weights
 
@@ -143,7 +144,9 @@ class UpdatePrograms:
     """Lowers the update step of a config on a mesh with abstract arrays, so no memory is allocated."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
-        self.config, self.mesh, self.model = config, mesh, Decoder(model)
+        self.config, self.mesh, self.decoder = config, mesh, Decoder(model)
+        self.model = trainable_model(config, self.decoder)
+        self.base = abstract_run_base(config, self.decoder, mesh)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
@@ -158,8 +161,13 @@ class UpdatePrograms:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of the training state and of a kept reference policy on one device."""
-        return bytes_on_device((self.state, kept_reference(self.config, self.mesh)))
+        """Return the bytes of the training state and of all frozen weights on one device during updates."""
+        return bytes_on_device((self.state, self.base, kept_reference(self.config, self.mesh)))
+
+    @property
+    def sampling_bytes(self) -> int:
+        """Return the same during generation. Then the base of LoRA is in host memory, on one device."""
+        return self.state_bytes - (bytes_on_device(self.base) if self.mesh.size == 1 else 0)
 
     @property
     def parts(self) -> int:
@@ -173,11 +181,12 @@ class UpdatePrograms:
         With a KL term, yield also the program that computes the log-probs of the reference policy.
         """
         buckets, parts = update_buckets(self.config, self.mesh), self.parts
-        state, frozen, shapes = self.state_bytes, self.state.proximal, largest_shapes(buckets)
+        state, shapes = self.state_bytes, largest_shapes(buckets)
+        frozen = frozen_weights(self.state, self.base)
         for shape in shapes:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
-                state - bytes_on_device(frozen),  # an argument of the program
+                state - bytes_on_device(frozen),  # arguments of the program
                 functools.partial(self.accumulate, shape, buckets.parts),
                 parts=parts,
             )
@@ -187,7 +196,7 @@ class UpdatePrograms:
             shape, kept = shapes[0], kept_reference(self.config, self.mesh)
             yield Program(
                 f"reference {shape.tokens:,} tokens in rows of {shape.length}",
-                state - bytes_on_device(kept),  # an argument of the program
+                state - bytes_on_device((kept, self._reference_base())),  # arguments of the program
                 functools.partial(self.reference, shape, buckets),
             )
 
@@ -200,7 +209,14 @@ class UpdatePrograms:
         """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
         model, params = abstract_reference(self.config, self.mesh)
         scorer = training.ResponseScorer(model, step_options(self.config), self.mesh, buckets)
-        return scorer.lower(params, abstract_micro_batch(shape, buckets.parts))
+        base = self._reference_base()
+        return scorer.lower(
+            params if base is None else params | {"base": base}, abstract_micro_batch(shape, buckets.parts)
+        )
+
+    def _reference_base(self) -> Any:
+        """Return the base of LoRA if the reference policy shares it, else None."""
+        return self.base if self.config.reference.source == "start" else None
 
     def _statistics_programs(self, shapes: Sequence[Shape], parts: int) -> Iterator[Program]:
         statistics, compute = self.step.statistics, self._compute()
@@ -210,7 +226,7 @@ class UpdatePrograms:
         for shape in shapes:
             yield Program(
                 f"statistics {shape.tokens:,} tokens in rows of {shape.length}",
-                resident,
+                resident - bytes_on_device(self.base),  # an argument of the program
                 functools.partial(statistics.lower_forward, compute, self._batch(shape, parts)),
             )
         rows = self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
@@ -224,15 +240,13 @@ class UpdatePrograms:
 
     def accumulate(self, shape: Shape, parts: int) -> Any:
         """Lower `UpdateStep.accumulate` for a micro-batch shape that `parts` devices split."""
-        batch = self._batch(shape, parts) | frozen_weights(self.state)
-        return self.step.lower_accumulate(self._compute(), self.state.params, batch)
+        return self.step.lower_accumulate(self._compute(), self.state.params, self._batch(shape, parts))
 
-    def _batch(self, shape: Shape, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
-        split = batch_sharding(self.mesh)
-        return {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-            for name, leaf in abstract_micro_batch(shape, parts, reference=self.config.uses_reference).items()
-        }
+    def _batch(self, shape: Shape, parts: int) -> dict[str, Any]:
+        """Return an abstract micro-batch with the frozen weights that the loss needs."""
+        arrays = abstract_micro_batch(shape, parts, reference=self.config.uses_reference)
+        shardings = dict.fromkeys(arrays, batch_sharding(self.mesh))
+        return placed(arrays, shardings) | frozen_weights(self.state, self.base)
 
     def _compute(self) -> Any:
         """Return the abstract weights in the compute dtype."""

@@ -86,7 +86,7 @@ class BaseWeights:
         self.leave_devices()
         assert self._on_host is not None
         layers = []
-        for number, adapter in enumerate(unstack(adapters["layers"])):
+        for number, adapter in enumerate(jax.jit(unstack)(adapters["layers"])):
             layer = jax.tree.map(lambda leaf: leaf[number], self._on_host["layers"])  # noqa: B023
             merged = merge_for_sampling(self.model, plan.dtype, plan.fuse, layer, adapter)
             layers.append(jax.block_until_ready(merged))  # before the next layer is copied

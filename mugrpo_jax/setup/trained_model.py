@@ -19,7 +19,7 @@ from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.setup import hub_push
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
-from mugrpo_jax.setup.lora import load_base, trainable_model
+from mugrpo_jax.setup.lora import load_base, loaded_dtype, trainable_model
 from mugrpo_jax.setup.model_card import BASES, model_card
 from mugrpo_jax.training import CheckpointStore
 
@@ -50,18 +50,21 @@ def checkpoint_step(run: Path, *, step: int | None = None, best: bool = False) -
 def trained_model(
     run: Path, step: int, *, dtype: Any = None, mesh: Callable[[ModelConfig], Mesh] | None = None
 ) -> LoadedModel:
-    """Load the model in a run's checkpoint; `dtype` None is float32. Adapters of LoRA are merged.
+    """Load the model in a run's checkpoint; `dtype` None keeps float32.
 
+    The adapters of a LoRA run are merged; `dtype` None then is the dtype in which the frozen weights are read.
     `mesh` maps the shape of the model to the devices that share the weights; None is the default device.
     """
-    config, kind = read_config(run), jnp.dtype(dtype or jnp.float32)
+    config = read_config(run)
     shape = run_model_shape(config)
-    devices = None if mesh is None else mesh(shape)
-    params = trained_params(run, step, config, jnp.float32 if config.lora.rank else kind, devices)
-    model = Decoder(shape)
+    devices, model = None if mesh is None else mesh(shape), Decoder(shape)
     adapted = trainable_model(config, model)
     if isinstance(adapted, LoraDecoder):
-        params = lora.merge(adapted, load_base(config, devices).params, params, kind)
+        adapters = trained_params(run, step, config, jnp.float32, devices)
+        base, kind = load_base(config, devices).params, dtype or loaded_dtype(config)
+        params = lora.merge(adapted, base, adapters, jnp.dtype(kind))
+    else:
+        params = trained_params(run, step, config, jnp.dtype(dtype or jnp.float32), devices)
     source = Path(config.model.source)
     return LoadedModel(
         model=model,
