@@ -220,6 +220,8 @@ def merge(model: LoraDecoder, base: Params, adapters: Params, dtype: Any) -> Par
 
 
 def _merged(model: LoraDecoder, name: str, weight: Any, adapter: Any, dtype: Any) -> jax.Array:
+    if adapter is None and getattr(weight, "dtype", None) == dtype:
+        return weight
     return stack_merger(model, name, weight, dtype)(weight, adapter)
 
 

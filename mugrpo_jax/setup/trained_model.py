@@ -52,7 +52,7 @@ def trained_model(
 ) -> LoadedModel:
     """Load the model in a run's checkpoint; `dtype` None keeps float32.
 
-    The adapters of a LoRA run are merged; `dtype` None then is the dtype in which the frozen weights are read.
+    The adapters of a LoRA run are merged, and `dtype` None means the dtype in which frozen weights are read.
     `mesh` maps the shape of the model to the devices that share the weights; None is the default device.
     """
     config = read_config(run)

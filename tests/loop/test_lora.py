@@ -1,0 +1,127 @@
+"""Claims about runs with LoRA: they resume exactly, keep only adapters, and export what they trained."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from tiny_run import TINY_RUN
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import models
+from mugrpo_jax.cli.main import main
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import stages
+from mugrpo_jax.models.io import safetensors_file
+from mugrpo_jax.planning import plan_run
+from mugrpo_jax.setup.lora import load_base
+from mugrpo_jax.setup.run_setup import load_run_model
+from mugrpo_jax.setup.trained_model import trained_params
+
+CHANGES = {
+    "lora": {"rank": 4, "alpha": 8, "base_dtype": "bfloat16", "targets": ["q_proj", "down_proj"]},
+    "objective": {"name": "mu_grpo", "knobs": {"kl_coef": 0.1}},
+    "task": {"name": "arithmetic", "options": {"difficulty": 1, "train": 64, "test": 4}, "scorers": 0},
+    "warm_start": {"updates": 0},
+    "evaluation": {"problems": 0},
+    "checkpoints": {"every": 1, "keep_last": 9},
+    "report": {"samples": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def config(program_folder):
+    raw = yaml.safe_load(TINY_RUN) | CHANGES
+    raw["task"]["reward"] = "lora_reward:short"
+    raw["batch"] |= {"updates_per_stage": 2, "stages": 2, "length_multiple": 32}
+    raw["optimizer"] = {"learning_rate": 0.02}
+    (program_folder / "run.yaml").write_text(yaml.safe_dump(raw))
+    return configs.load(program_folder / "run.yaml", [])
+
+
+@pytest.fixture(scope="module")
+def run(program_folder, config):
+    with pytest.MonkeyPatch.context() as patch:
+        (program_folder / "lora_reward.py").write_text("def short(text, problem): return 1 / (1 + len(text))")
+        patch.syspath_prepend(program_folder)
+        folder = stages.train(config, program_folder / "run")
+        shutil.copytree(folder, program_folder / "whole")
+        yield folder
+
+
+def parameters(folder, config, step=4):
+    return jax.device_get(trained_params(folder, step, config, jnp.float32, None))
+
+
+def test_a_run_resumes_exactly_from_its_adapters(run, config):
+    stages.train(config, run, back_to=1)
+    again, before = parameters(run, config), parameters(run.parent / "whole", config)
+    jax.tree.map(np.testing.assert_array_equal, again, before)
+    assert again.keys() == {"layers"} and again["layers"].keys() == {"q", "down"}
+    assert np.abs(again["layers"]["q"]["b"]).mean() > 0.01  # it was trained
+
+
+def test_sampler_and_reference_see_the_policy_of_the_updates(run):
+    """The sampler has merged weights, updates have adapters, and the reference policy is the base alone."""
+    records = [json.loads(line) for line in (run.parent / "whole" / "metrics.jsonl").open()]
+    updates = [record for record in records if record["kind"] == "update"]
+    first, _, third, _ = updates
+    assert max(first["gap_max"], third["gap_max"]) < 1e-5
+    assert abs(first["kl"]) < 1e-6 < 1e-3 < third["kl"]
+
+
+def test_the_merged_model_and_the_adapter_folder_are_what_was_trained(run, config, tmp_path):
+    adapters = parameters(run, config)
+    assert main(["export", str(run), str(tmp_path / "merged"), "--dtype", "float32"]) == 0
+    assert main(["export", str(run), str(tmp_path / "adapter"), "--adapter"]) == 0
+    tensors = safetensors_file.tensors_in_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(tensors) == 4
+    parts = {
+        part: tensors[f"base_model.model.model.layers.0.mlp.down_proj.lora_{part}.weight"].read()
+        for part in "AB"
+    }
+    np.testing.assert_array_equal(parts["A"], adapters["layers"]["down"]["a"][0].T)
+    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (about["r"], about["lora_alpha"], about["target_modules"]) == (4, 8, ["down_proj", "q_proj"])
+    _, merged = models.load_huggingface(tmp_path / "merged")
+    base = load_base(config, None).params["layers"]["down"].astype(jnp.float32)
+    change = 2 * parts["B"] @ parts["A"]
+    np.testing.assert_allclose(merged["layers"]["down"][0], np.asarray(base)[0] + change.T, atol=1e-6)
+
+
+def test_the_plan_says_what_lora_needs(config):
+    plan = plan_run(config)
+    full = plan_run(dataclasses.replace(config, lora=configs.RunConfig().lora))
+    assert plan.memory.optimizer < 0.6 * full.memory.optimizer
+    assert plan.memory.base and "parameters are trained" in str(plan)
+    assert plan.checkpoint_bytes < 0.6 * full.checkpoint_bytes
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lora.targets=[q_proj,head]", r"lora.targets\[1\] must be one of q_proj, k_proj, .*, got 'head'"),
+        ("lora.targets=q_proj", "lora.targets must be a list, got 'q_proj'"),
+        ("lora.targets=[]", "lora.targets: the list is empty; name a matrix, or turn LoRA off with rank 0"),
+        ("lora.targets=[q_proj,q_proj]", "lora.targets: q_proj is listed twice"),
+        ("lora.rank=17", "lora.rank: rank 17 does not fit q_proj, a matrix of 16 × 16; at most 16"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_in_one_line(config, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_run_model(configs.changed(config, [override]))
+
+
+def test_a_run_without_lora_has_no_adapter_to_export(run, tmp_path, capsys):
+    text = (run / "config.yaml").read_text()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.yaml").write_text(
+        yaml.safe_dump(yaml.safe_load(text) | {"lora": {"rank": 0}})
+    )
+    shutil.copytree(run / "checkpoints", tmp_path / "plain" / "checkpoints")
+    assert main(["export", str(tmp_path / "plain"), str(tmp_path / "out"), "--adapter"]) == 2
+    assert "is not the folder of a run with LoRA (lora.rank above 0)" in capsys.readouterr().err
