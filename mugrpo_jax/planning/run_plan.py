@@ -348,8 +348,8 @@ def _sampler(
 
 def _smaller(config: RunConfig) -> str:
     """Return what makes the training state smaller."""
-    lora = "track_drift=false or LoRA (lora.rank=16)" if not config.lora.rank else "lora.base_dtype=int8"
-    return f"more devices along mesh.fsdp, {lora} would help"
+    other = "lora.base_dtype=int8" if config.lora.rank else "track_drift=false or LoRA (lora.rank=16)"
+    return f"more devices along mesh.fsdp, or {other}, would help"
 
 
 def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> training.TrainState:
