@@ -124,7 +124,7 @@ class FrozenMatrix:
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
         product = x @ self.values.astype(x.dtype)
-        return product if self.scales is None else product * self.scales[0].astype(x.dtype)
+        return product if self.scales is None else (product * self.scales[0]).astype(x.dtype)
 
 
 @jax.tree_util.register_dataclass

@@ -117,7 +117,7 @@ def load_any_model(
 
     Args:
       step, best: the checkpoint of a run; see `checkpoint_step`.
-      dtype: dtype of the parameters; None keeps the dtype of the files, which for a run is float32.
+      dtype: dtype of the parameters; None keeps the dtype of the files. For a run, see `trained_model`.
       mesh: maps the shape of the model to the devices that share the weights; None is the default device.
     """
     found = chosen_step(name, step=step, best=best)

@@ -1,8 +1,8 @@
 """Claims about runs with LoRA: they resume exactly, keep only adapters, and export what they trained."""
 
-import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.loop import stages
+from mugrpo_jax.loop import replay, stages
 from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.planning import plan_run
 from mugrpo_jax.setup.lora import load_base
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import trained_params
 
+TARGETS = Path(__file__).parents[2] / "configs" / "targets"
 CHANGES = {
     "lora": {"rank": 4, "alpha": 8, "base_dtype": "bfloat16", "targets": ["q_proj", "down_proj"]},
     "objective": {"name": "mu_grpo", "knobs": {"kl_coef": 0.1}},
@@ -95,12 +96,29 @@ def test_the_merged_model_and_the_adapter_folder_are_what_was_trained(run, confi
     np.testing.assert_allclose(np.asarray(merged["layers"]["down"], np.float32)[0], wanted, rtol=2**-8)
 
 
-def test_the_plan_says_what_lora_needs(config):
-    plan = plan_run(config)
-    full = plan_run(dataclasses.replace(config, lora=configs.RunConfig().lora))
-    assert plan.memory.optimizer < 0.6 * full.memory.optimizer
-    assert plan.memory.base and "parameters are trained" in str(plan)
-    assert plan.checkpoint_bytes < 0.6 * full.checkpoint_bytes
+@pytest.mark.parametrize(("name", "devices", "memory"), [("24gb", 1, 23e9), ("v5e_4", 4, 15.3e9)])
+def test_a_7b_run_is_planned_on_small_devices(name, devices, memory):
+    """Without activations, which only the compiler knows: tests/models/test_tpu.py compiles these configs."""
+    config = configs.load(TARGETS / f"qwen2.5_math_7b_lora_{name}.yaml", [])
+    mesh = models.make_mesh(fsdp=devices, devices=jax.devices()[:devices])
+    plan = plan_run(config, mesh=mesh, device_memory=int(memory))
+    assert plan.problem is None
+    assert plan.memory.base * devices == 2 * plan.model.num_params and plan.memory.optimizer < 0.4e9
+    assert plan.memory.base_sampling == (0 if devices == 1 else plan.memory.base)
+    assert "40,370,176 parameters are trained, 0.53%" in str(plan) and plan.checkpoint_bytes < 0.5e9
+    full = plan_run(configs.changed(config, ["lora.rank=0"]), mesh=mesh, device_memory=int(memory))
+    assert full.problem is not None and "LoRA (lora.rank=16), would help" in full.problem
+
+
+def test_full_tuning_and_lora_replay_each_other_only_from_the_model(run, config):
+    other = configs.changed(config, [f"replay.run={run}", "lora.rank=2"])
+    assert replay.rollouts(other).prompts == 4
+    assert replay.restore_start(other, None) is None
+    later = configs.changed(other, ["replay.stage=1"])
+    with pytest.raises(
+        ConfigError, match=r"cannot be replayed with another policy: lora.rank \(4 there, 2 here"
+    ):
+        replay.rollouts(later)
 
 
 @pytest.mark.parametrize(

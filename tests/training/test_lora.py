@@ -154,6 +154,15 @@ def test_any_mesh_gives_the_adapters_and_the_sampler_of_one_device():
             np.testing.assert_allclose(weight, np.asarray(layers[name])[number], atol=1e-6)
 
 
+def test_remat_keeps_one_result_per_matrix():
+    """The wide product of an adapter is computed again: kept, it would double the memory of `dots`."""
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 64), (64, 96), (64, 4), (4, 96))]
+    products = jax.make_jaxpr(lambda x, w, a, b: (x @ w, (x @ a) @ b))(*shapes).eqns
+    policy = models.decoder._REMAT_POLICIES["dots"]
+    kept = [policy(e.primitive, *(v.aval for v in e.invars), **e.params) for e in products]
+    assert kept == [True, True, False]
+
+
 def test_only_adapters_have_gradients_moments_and_decay():
     model = LoraDecoder(models.Decoder(MODEL), 2, 4.0, ("v_proj",))
     optimizer = training.make_optimizer(SETTINGS, 10, model)
