@@ -134,7 +134,7 @@ def weights(config: Any, shape: Any, mesh: Any) -> tuple[Any, Any]:
     import jax.numpy as jnp
 
     from mugrpo_jax import models
-    from mugrpo_jax.models import lora
+    from mugrpo_jax.models.frozen_weights import quantised
     from mugrpo_jax.setup.lora import BaseWeights, loaded_dtype, trainable_model
 
     decoder = models.Decoder(shape)
@@ -153,7 +153,7 @@ def weights(config: Any, shape: Any, mesh: Any) -> tuple[Any, Any]:
     if not config.lora.rank:
         return None, params
     if config.lora.base_dtype == "int8":
-        lora.quantised(params)
+        quantised(params)
     model = trainable_model(config, decoder)
     return BaseWeights(model, params, mesh), models.random_params(model, mesh=mesh)  # type: ignore[arg-type]
 

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 from mugrpo_jax.models.attention import Backend
 from mugrpo_jax.models.decoder import Decoder
+from mugrpo_jax.models.frozen_weights import MATRICES, FrozenMatrix, dequantised
 from mugrpo_jax.models.row_packing import Packing
-from mugrpo_jax.models.weights import Params, Remat, Weight, Weights, abstract_params
+from mugrpo_jax.models.weights import Params, Remat, Weight, Weights
 
 # Name of a matrix in Hugging Face folders and in PEFT -> its name in the decoder.
-TARGETS = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
+TARGETS = {f"{name}_proj": name for name in MATRICES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ class LoraDecoder:
         base, adapters, dtype = params["base"], params["layers"], _dtype(params)
 
         def joined(name: str, weight: Any) -> Any:
-            if name not in TARGETS.values():
+            if name not in MATRICES:
                 return weight.astype(dtype)  # norms and biases
             matrix = FrozenMatrix(**weight) if isinstance(weight, dict) else FrozenMatrix(weight)
             return AdaptedMatrix(matrix, **adapters[name], scale=self.scale) if name in adapters else matrix
@@ -109,22 +110,6 @@ class LoraDecoder:
                 wide = wide + self.scale * jnp.matmul(a, b, precision="highest")
             merged[name] = wide.astype(dtype)
         return merged
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FrozenMatrix:
-    """A matrix in any dtype that `x @ matrix` converts to the dtype of `x`, inside the scan over the layers.
-
-    So no copy of all layers in the compute dtype exists. `scales` is None unless `values` are 8-bit integers.
-    """
-
-    values: Any
-    scales: Any = None
-
-    def __rmatmul__(self, x: jax.Array) -> jax.Array:
-        product = x @ self.values.astype(x.dtype)
-        return product if self.scales is None else (product * self.scales[0]).astype(x.dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -152,56 +137,6 @@ def _adapter(matrix: Weight, rank: int) -> dict[str, Weight]:
 
 def _dtype(params: Params) -> Any:
     return jax.tree.leaves(params["layers"])[0].dtype
-
-
-def base_weights(decoder: Decoder, dtype: str) -> Any:
-    """Declare the frozen weights. With `int8`, the matrices of the layers have `values` and `scales`."""
-    table = dict(decoder.weights())
-    if dtype != "int8":
-        return table
-    layers: Any = table["layers"]
-    return {**table, "layers": {name: _quantised_weight(name, weight) for name, weight in layers.items()}}
-
-
-def _quantised_weight(name: str, weight: Weight) -> Any:
-    if name not in TARGETS.values():
-        return weight
-    layers, _, columns = weight.shape
-    scales = Weight((layers, 1, columns), ("layers", None, weight.axes[2]), decays=False)
-    return {"values": weight, "scales": scales}
-
-
-def abstract_base(decoder: Decoder, dtype: str) -> Params:
-    """Return the frozen weights as `jax.ShapeDtypeStruct`, so that nothing is allocated."""
-    plain = abstract_params(decoder, dtype=jnp.bfloat16 if dtype == "int8" else jnp.dtype(dtype))
-    return jax.eval_shape(quantised, plain) if dtype == "int8" else plain
-
-
-def quantised(params: Params) -> Params:
-    """Store the matrices of the layers in 8 bits. Embedding, head, norms and biases keep their dtype.
-
-    One matrix is converted after the other, and a concrete `params` loses each matrix that is converted, so
-    that the memory never holds the whole model twice.
-    """
-    layers = params["layers"]
-    for name in TARGETS.values():
-        layers[name] = to_int8(layers[name])
-    return params
-
-
-@jax.jit
-def to_int8(matrix: jax.Array) -> dict[str, jax.Array]:
-    """Round each column to 255 levels; the largest magnitude of a column becomes 127."""
-    wide = matrix.astype(jnp.float32)
-    scales = jnp.maximum(jnp.abs(wide).max(axis=-2, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
-    return {"values": jnp.round(wide / scales).astype(jnp.int8), "scales": scales}
-
-
-def dequantised(weight: Any) -> jax.Array:
-    """Return a frozen weight in float32."""
-    if isinstance(weight, dict):
-        return weight["values"].astype(jnp.float32) * weight["scales"]
-    return weight.astype(jnp.float32)
 
 
 def merge(model: LoraDecoder, base: Params, adapters: Params, dtype: Any) -> Params:

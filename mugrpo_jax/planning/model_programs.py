@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import training
 from mugrpo_jax.models import LoraDecoder, param_sharding
+from mugrpo_jax.models.frozen_weights import to_int8
 from mugrpo_jax.models.io.huggingface_export import tensor_gatherer
-from mugrpo_jax.models.lora import stack_merger, to_int8
+from mugrpo_jax.models.lora import stack_merger
 from mugrpo_jax.models.sharding import MESH_AXES, placed
 from mugrpo_jax.models.weights import abstract_params, params_maker
 from mugrpo_jax.planning.programs import Program, UpdatePrograms

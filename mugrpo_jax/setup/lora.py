@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import Decoder, LoraDecoder
 from mugrpo_jax.models.decoder import fuse, unstack
+from mugrpo_jax.models.frozen_weights import abstract_base, base_weights, quantised
 from mugrpo_jax.models.io.loading import LoadedModel
-from mugrpo_jax.models.lora import abstract_base, base_weights, quantised
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.models.weights import weight_sharding
 from mugrpo_jax.sampling import SamplerPlan

@@ -10,7 +10,7 @@ import pytest
 from test_update_step import MODEL, SETTINGS, update
 
 from mugrpo_jax import models, objectives, training
-from mugrpo_jax.models import LoraDecoder, lora
+from mugrpo_jax.models import LoraDecoder, frozen_weights, lora
 from mugrpo_jax.sampling import plan_sampler
 from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup.devices import copy_on_host
@@ -116,12 +116,14 @@ def test_merged_and_unmerged_log_probs_agree(dtype):
     plain = models.cast(frozen(make_mesh()), jnp.dtype("bfloat16" if dtype == "int8" else dtype))
     base = {**plain, "layers": dict(plain["layers"])}
     if dtype == "int8":
-        base = lora.quantised(base)
+        base = frozen_weights.quantised(base)
         stored, before = base["layers"]["up"], np.asarray(plain["layers"]["up"], np.float32)
         assert stored["values"].dtype == jnp.int8
         error = np.abs(np.asarray(stored["values"]) * np.asarray(stored["scales"]) - before)
         assert (error <= 1.01 * np.abs(before).max(axis=1, keepdims=True) / 127 / 2).all()
-        assert jax.tree.map(jnp.shape, base) == jax.tree.map(jnp.shape, lora.abstract_base(decoder, dtype))
+        assert jax.tree.map(jnp.shape, base) == jax.tree.map(
+            jnp.shape, frozen_weights.abstract_base(decoder, dtype)
+        )
     adapters = random_adapters(model)
     unmerged = logprobs(model, adapters | {"base": base})
     weights = BaseWeights(model, base, make_mesh())
