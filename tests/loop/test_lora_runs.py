@@ -103,7 +103,8 @@ def test_a_7b_run_is_planned_on_small_devices(name, devices, memory):
     mesh = models.make_mesh(fsdp=devices, devices=jax.devices()[:devices])
     plan = plan_run(config, mesh=mesh, device_memory=int(memory))
     assert plan.problem is None
-    assert plan.memory.base * devices == 2 * plan.model.num_params and plan.memory.optimizer < 0.4e9
+    assert plan.memory.base * devices == pytest.approx(2 * plan.model.num_params, rel=1e-3)
+    assert plan.memory.optimizer < 0.4e9
     assert plan.memory.base_sampling == (0 if devices == 1 else plan.memory.base)
     assert "40,370,176 parameters are trained, 0.53%" in str(plan) and plan.checkpoint_bytes < 0.5e9
     full = plan_run(configs.changed(config, ["lora.rank=0"]), mesh=mesh, device_memory=int(memory))
