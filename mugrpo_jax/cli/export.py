@@ -4,7 +4,7 @@ import argparse
 
 from mugrpo_jax.cli import arguments as shared
 
-SETTINGS = ("step", "best", "dtype", "push", "private")
+SETTINGS = ("step", "best", "dtype", "push", "private", "adapter")
 
 
 def add(commands: shared.Commands) -> None:
@@ -14,7 +14,8 @@ def add(commands: shared.Commands) -> None:
         "export",
         run,
         help="write a run's checkpoint, or another model, as a Hugging Face folder",
-        more="`transformers` can load the folder. With --push, the folder gets a model card and is uploaded "
+        more="`transformers` can load the folder. A run with LoRA is written as one merged model, or with "
+        "--adapter as a folder for `peft`. With --push, the folder gets a model card and is uploaded "
         "to the Hugging Face Hub; log in first with `hf auth login`. One process is enough, also for a run "
         "of several hosts; if the weights do not fit on its devices, start the command on several hosts.",
         example="mugrpo export runs/first models/first --best --dtype bfloat16 --push me/first",
@@ -27,12 +28,18 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument("out", type=shared.local_path, help="the folder to write")
     shared.add_checkpoint(parser)
     parser.add_argument(
-        "--dtype", help="float32, bfloat16 or float16 (default: as stored; a run has float32)"
+        "--dtype",
+        help="float32, bfloat16 or float16 (default: as stored; a run has float32, or with LoRA bfloat16)",
     )
     parser.add_argument(
         "--push", metavar="OWNER/NAME", help="upload the folder to this repository of the Hub"
     )
     parser.add_argument("--private", action="store_true", help="if --push makes the repository: private")
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with LoRA, write only the adapters, as a folder that peft can load",
+    )
     shared.add_hosts(parser)
 
 

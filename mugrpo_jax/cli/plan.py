@@ -23,7 +23,7 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument(
         "--topology",
         metavar="KIND:SHAPE",
-        help="such as v5e:8x8, v5p:2x2x4, v6e:4x4 (chips), h100:8, h200:1, gpu:8, cpu:8",
+        help="such as v5e:8x8, v5p:2x2x4, v6e:4x4 (chips), h100:8, h200:1, l4:1, rtx4090:1, gpu:8, cpu:8",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; needs --topology")
 
@@ -48,8 +48,10 @@ def _choose_platform(topology: str) -> None:
     """Choose JAX's platform for compiling for `topology`; must be called before anything uses a device."""
     import jax
 
+    from mugrpo_jax.planning.chips import GPU_KINDS
+
     kind, _, count = topology.partition(":")
     if kind == "cpu" and count.isdigit() and "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", int(count))
-    if kind not in ("gpu", "h100", "h200"):  # GPU programs are compiled on a GPU
+    if kind not in GPU_KINDS:  # GPU programs are compiled on a GPU
         jax.config.update("jax_platforms", "cpu")

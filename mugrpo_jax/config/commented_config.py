@@ -75,6 +75,8 @@ def kind(hint: Any) -> str:
     """Return the type of a key in words."""
     if typing.get_origin(hint) is Literal:
         return ", ".join(f"`{_yaml(choice, '')}`" for choice in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"list of {kind(typing.get_args(hint)[0])}"
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if named := [arg for arg in args if typing.get_origin(arg) is Literal]:
         return " or ".join(kind(arg) for arg in [*(arg for arg in args if arg not in named), *named])

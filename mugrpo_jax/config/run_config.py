@@ -10,6 +10,7 @@ from mugrpo_jax.config.sections import (
     BatchSection,
     CheckpointsSection,
     EvaluationSection,
+    LoraSection,
     MeshSection,
     ModelSection,
     OptimizerSection,
@@ -47,6 +48,7 @@ class RunConfig(Section):
 
     seed: int = setting(0, "all random numbers are derived from it", least=0, most=2**63 - 1)
     model: ModelSection = setting(ModelSection(), "the model")
+    lora: LoraSection = setting(LoraSection(), "adapters that are trained in place of the model's weights")
     task: TaskSection = setting(TaskSection(), "problems and rewards")
     sampling: SamplingSection = setting(SamplingSection(), "how responses are sampled")
     batch: BatchSection = setting(BatchSection(), "batch sizes")

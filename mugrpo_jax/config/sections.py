@@ -1,6 +1,7 @@
 """The sections of a config. The default and the meaning of every key are here and in `run_config`."""
 
 import dataclasses
+import typing
 from typing import Any, Literal
 
 from mugrpo_jax.config.settings import ConfigError, Section, required, setting
@@ -42,6 +43,30 @@ class ModelSection(Section):
     attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
         "auto", "implementation of attention; `auto` chooses one for the device"
     )
+
+
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSection(Section):
+    """LoRA: train two thin matrices beside each of the model's matrices, which stay as they are."""
+
+    rank: int = setting(0, "rank of the adapters; 0: no LoRA, all weights are trained", least=0)
+    alpha: float = setting(32.0, "the product of the adapters is multiplied by alpha / rank", above=0)
+    targets: tuple[Target, ...] = setting(
+        typing.get_args(Target), "matrices with adapters, named as in PEFT; by default all of them"
+    )
+    base_dtype: Literal["float32", "bfloat16", "int8"] = setting(
+        "bfloat16", "dtype of the frozen weights in memory; `int8`: 8 bits, with a scale for every column"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets:
+            raise ConfigError("targets: the list is empty; name a matrix, or turn LoRA off with rank 0")
+        if twice := [name for name in self.targets if self.targets.count(name) > 1]:
+            raise ConfigError(f"targets: {twice[0]} is listed twice; list each matrix once")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import Buckets, Shape
 from mugrpo_jax.sampling import SamplerPlan, compile_sampler_ahead
 from mugrpo_jax.setup.devices import local_device
+from mugrpo_jax.setup.lora import abstract_run_base
 from mugrpo_jax.setup.sizes import sampler_plan
 from mugrpo_jax.tasks.processors import usable_processors
 from mugrpo_jax.training import UpdateStep, compile_step_ahead
@@ -80,8 +81,15 @@ def _compile_updates(run: RunContext, step: UpdateStep) -> None:
     buckets, batch = run.setup.buckets(), run.config.batch
     rows = batch.prompts_per_update * batch.responses_per_prompt
     shapes = likely_shapes(buckets, rows) if _on_cpu(run) else possible_shapes(buckets, rows)
-    reference = run.config.uses_reference
-    compile_step_ahead(step, run.setup.programs, run.abstract_state(), buckets, shapes, reference=reference)
+    compile_step_ahead(
+        step,
+        run.setup.programs,
+        run.abstract_state(),
+        buckets,
+        shapes,
+        reference=run.config.uses_reference,
+        base=abstract_run_base(run.config, run.setup.model, run.setup.mesh),
+    )
 
 
 def likely_shapes(buckets: Buckets, rows: int) -> Sequence[Shape]:

@@ -74,9 +74,13 @@ def keep_reference(run: RunContext) -> None:
 
 
 def _weights(run: RunContext) -> tuple[Any, Any]:
-    """Return model and weights of the reference policy. With `reference.keep_in_memory`, keep them."""
-    found = run.reference or load_reference(run.config, run.setup.mesh, run.start_folder)
-    run.reference = found if run.config.reference.keep_in_memory else None
+    """Return model and weights of the reference policy. With `reference.keep_in_memory`, keep them.
+
+    The start of a LoRA run is not kept: it shares the frozen weights, which leave the device for sampling.
+    """
+    frozen = run.setup.frozen() if run.config.reference.source == "start" else None
+    found = run.reference or load_reference(run.config, run.setup.mesh, run.start_folder, frozen)
+    run.reference = found if run.config.reference.keep_in_memory and frozen is None else None
     return found
 
 

@@ -25,7 +25,10 @@ from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 def rollouts(config: RunConfig) -> RolloutFolder:
     """Return the rollouts that `config.replay` names; raise an error if `config` cannot replay them."""
     other, other_config = _other(config)
-    differing = configs.differing_keys(_origin(other_config), _origin(config))
+    theirs, ours = _origin(other_config), _origin(config)
+    if not _from_the_model(config, other_config):
+        theirs["lora"], ours["lora"] = (configs.to_dict(each.lora) for each in (other_config, config))
+    differing = configs.differing_keys(theirs, ours)
     if differing:
         raise ConfigError(f"{other}: cannot be replayed with another policy: {'; '.join(differing)}")
     stage = open_stage(
@@ -45,9 +48,12 @@ def rollouts(config: RunConfig) -> RolloutFolder:
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
     """Restore the state and cursor with which the other run generated the stage; shard it like `targets`.
 
-    Return None for stage 0 of a run without a warm start or a checkpoint: the model's weights are the start.
+    Return None if the model's weights are the start: for stage 0 of a run without a warm start, if that run
+    has no checkpoint, or if only one of the two runs uses LoRA.
     """
     other, other_config = _other(config)
+    if config.lora != other_config.lora:
+        return None  # `rollouts` has checked that the stage starts at the model's weights
     first = config.replay.stage * other_config.batch.updates_per_stage
     store = CheckpointStore(other / "checkpoints")
     try:
@@ -73,6 +79,11 @@ def _other(config: RunConfig) -> tuple[Path, RunConfig]:
     assert config.replay.run is not None
     folder = to_path(config.replay.run)
     return folder, read_config(folder)
+
+
+def _from_the_model(config: RunConfig, other: RunConfig) -> bool:
+    """Return whether the replayed stage starts at the model's own weights: full tuning and LoRA can, too."""
+    return config.replay.stage == 0 and not other.warm_start.updates
 
 
 def _origin(config: RunConfig) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
         params = warm_started_weights(run) if config.warm_start.updates else run.params
         run.params = None  # the state contains the weights from now on
         state = training.make_state(
-            params, run.optimizer, run.setup.mesh, run.setup.model, **run.state_fields
+            params, run.optimizer, run.setup.mesh, run.setup.trainable, **run.state_fields
         )
         cursor = Cursor()
     run.journal.rewind(cursor.updates)  # a run killed before its first checkpoint has records

@@ -48,7 +48,7 @@ class RunContext:
     """The objects that all phases of an open run share.
 
     Attributes:
-      params: the initial weights; None once the training state contains them.
+      params: the initial weights to train; None once the training state contains them.
       resources: closes files, threads and trackers at the end of the run.
       time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
       start_times: the time from the start of the command to the first token and the first update.
@@ -97,7 +97,9 @@ class RunContext:
 
     def abstract_state(self) -> training.TrainState:
         """Return the training state as abstract arrays with shardings."""
-        return training.abstract_state(self.optimizer, self.setup.mesh, self.setup.model, **self.state_fields)
+        return training.abstract_state(
+            self.optimizer, self.setup.mesh, self.setup.trainable, **self.state_fields
+        )
 
     @property
     def start_folder(self) -> Path:
@@ -196,7 +198,7 @@ def open_run(
             folder.journal.follow(tracker)
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
-        optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.model)
+        optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.trainable)
         run = RunContext(
             folder,
             setup,

@@ -56,7 +56,7 @@ def optimise(
             distributed.reached(f"update {cursor.updates + 1}")
             if cursor.update % (config.proximal_every or batch.updates_per_stage) == 0:
                 state = training.renew_proximal(state)
-            state, metrics = step(state, update)
+            state, metrics = step(state, update, run.setup.frozen())
             cursor = Cursor(stage, cursor.update + 1, cursor.updates + 1, stream.position())
             run.pending.add((cursor, update.metrics), metrics | run.stop_metric())
             if not run.start_times.has(FIRST_UPDATE):
@@ -71,7 +71,7 @@ def check_loss(run: RunContext) -> training.UpdateStep:
     step = _step(run, state)
     abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
     try:
-        step.metric_names(state, abstract)
+        step.metric_names(state, abstract, run.setup.frozen())
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
     return step
@@ -81,7 +81,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
     """Return the update step. It is built once, so that its programs are compiled once."""
     if run.step is None:
         run.step = training.UpdateStep(
-            run.setup.model,
+            run.setup.trainable,
             run.config.objective.build(),
             run.optimizer,
             run.setup.mesh,

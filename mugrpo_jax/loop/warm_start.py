@@ -28,9 +28,9 @@ def warm_started_weights(run: RunContext) -> Any:
             warmup_updates=0,
         ),
         total,
-        run.setup.model,
+        run.setup.trainable,
     )
-    mesh, model = run.setup.mesh, run.setup.model
+    mesh, model = run.setup.mesh, run.setup.trainable
     move_unusable(run.folder.folder / "warm_start")
     store, cursor = CheckpointStore(run.folder.folder / "warm_start", config.checkpoints), Cursor()
     with contextlib.closing(store):
@@ -57,7 +57,7 @@ def warm_started_weights(run: RunContext) -> Any:
         with progress.bar(total, "warm start", "upd", done) as bar:
             pending = PendingMetrics(functools.partial(_record, run, bar))
             while done < total:
-                state, metrics = step(state, next(data))
+                state, metrics = step(state, next(data), run.setup.frozen())
                 done += 1
                 pending.add(done - total, {"loss": metrics["loss"]} | run.stop_metric())
                 if done % config.checkpoints.every == 0 or done == total or run.stop.agreed:

@@ -23,6 +23,7 @@ from mugrpo_jax.models.io.loading import tiny_model as tiny_model
 from mugrpo_jax.models.io.loading import tiny_shape as tiny_shape
 from mugrpo_jax.models.logprobs import logprobs_from_hidden as logprobs_from_hidden
 from mugrpo_jax.models.logprobs import token_logprobs as token_logprobs
+from mugrpo_jax.models.lora import LoraDecoder as LoraDecoder
 from mugrpo_jax.models.model_config import ModelConfig as ModelConfig
 from mugrpo_jax.models.model_config import RopeScaling as RopeScaling
 from mugrpo_jax.models.model_config import read_hf as read_hf

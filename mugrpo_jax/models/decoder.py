@@ -9,6 +9,7 @@ unrolls them, and both use the same nested dict of parameters:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,10 +29,23 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Name of a joined weight -> the weights that `fuse` joins, because they multiply the same input.
 _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-_REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
+
+
+def _save_products(primitive: Any, *arrays: Any, **options: Any) -> bool:
+    """Return whether the policy `dots` keeps a result: products of matrices, without attention.
+
+    The wide product of a LoRA adapter, whose inner axis is short, is cheap and is computed again. With it,
+    twice as many results would be kept.
+    """
+    if not jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *arrays, **options):
+        return False
+    (left, right), _ = options["dimension_numbers"]
+    inner = math.prod(arrays[0].shape[axis] for axis in left)
+    columns = math.prod(arrays[1].shape) // math.prod(arrays[1].shape[axis] for axis in right)
+    return 8 * inner > columns
+
+
+_REMAT_POLICIES = {"dots": _save_products, "full": jax.checkpoint_policies.nothing_saveable}
 
 
 @dataclasses.dataclass(frozen=True)

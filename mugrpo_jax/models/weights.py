@@ -175,6 +175,11 @@ def param_sharding(mesh: Mesh, model: Model, params: Any) -> Any:
     return jax.tree.map_with_path(one, params)
 
 
+def weight_sharding(mesh: Mesh, weights: Weights) -> Any:
+    """Return the sharding of each weight in a table of declarations."""
+    return jax.tree.map(lambda weight: NamedSharding(mesh, spec(*weight.axes)), weights)
+
+
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the dict keys of a path, and "" for each entry that is not a dict key."""
     return tuple(getattr(entry, "key", "") for entry in path)

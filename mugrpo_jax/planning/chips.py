@@ -50,7 +50,8 @@ class Chip:
 # TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e ("key specifications"). The bandwidth between chips
 # is given there for both directions together (400, 1200 and 800 GB/s); `link` is half of it.
 # GPU: nvidia.com/h100 and nvidia.com/h200, SXM data sheets. FLOP/s are half of the figure with sparsity, and
-# `link` is half of NVLink's 900 GB/s, which are both directions together too.
+# `link` is half of NVLink's 900 GB/s, which are both directions together too. The cards with 24 GB: the data
+# sheet of the L4 and the white paper of the Ada architecture; they have no NVLink, `link` is PCIe 4.0 × 16.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v5e": Chip("TPU v5e", 16 * GB, 197e12, 819e9, 200e9),
@@ -58,11 +59,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         "v6e": Chip("TPU v6e", 32 * GB, 918e12, 1640e9, 400e9),
         "h100": Chip("NVIDIA H100 SXM", 80 * GB, 989e12, 3350e9, 450e9),
         "h200": Chip("NVIDIA H200 SXM", 141 * GB, 989e12, 4800e9, 450e9),
+        "l4": Chip("NVIDIA L4", 24 * GB, 121e12, 300e9, 32e9),
+        "rtx4090": Chip("NVIDIA RTX 4090", 24 * GB, 165e12, 1008e9, 32e9),
     }
 )
 _TPU = ("v5e", "v5p", "v6e")
-_GPU = ("gpu", "h100", "h200")
-_KINDS = (*_TPU, *_GPU, "cpu")
+GPU_KINDS = ("gpu", "h100", "h200", "l4", "rtx4090")
+_KINDS = (*_TPU, *GPU_KINDS, "cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +153,7 @@ def _cpu(name: str, count: int) -> Topology:
 def _gpu(name: str, kind: str, count: int) -> Topology:
     """Return this machine's GPUs, or a TPU slice to compile for instead if the machine has too few GPUs."""
     found = jax.devices() if jax.default_backend() == "gpu" else []
-    if len(found) >= count and (kind == "gpu" or kind.upper() in found[0].device_kind):
+    if len(found) >= count and (kind == "gpu" or chip_of(found[0]).name == CHIPS[kind].name):
         return Topology(name, chip_of(found[0]), found[:count])
     chip = CHIPS["h100" if kind == "gpu" else kind]
     if count & (count - 1) or count > 512:
@@ -188,7 +191,8 @@ def chip_of(device: Any) -> Chip:
     stats = device.memory_stats() if device.platform != "cpu" else None
     memory = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kinds = {"v5 lite": "v5e", "v5e": "v5e", "v6 lite": "v6e", "v6e": "v6e", "v5": "v5p"}
-    kinds |= {"h100": "h100", "h200": "h200"}
-    kind = next((known for part, known in kinds.items() if part in device.device_kind.lower()), None)
+    kinds |= {"h100": "h100", "h200": "h200", "rtx 4090": "rtx4090", "l4": "l4"}
+    name = device.device_kind.lower()
+    kind = next((known for part, known in kinds.items() if re.search(rf"\b{part}\b", name)), None)
     chip = CHIPS[kind] if kind else Chip(device.device_kind, memory)
     return dataclasses.replace(chip, memory=memory)

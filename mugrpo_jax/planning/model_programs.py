@@ -6,14 +6,19 @@ sharded. The exception is sampling: with `mesh.sampling_tensor=1`, every device 
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import training
-from mugrpo_jax.models import param_sharding
+from mugrpo_jax.models import LoraDecoder, param_sharding
+from mugrpo_jax.models.frozen_weights import to_int8
 from mugrpo_jax.models.io.huggingface_export import tensor_gatherer
+from mugrpo_jax.models.lora import stack_merger
 from mugrpo_jax.models.sharding import MESH_AXES, placed
 from mugrpo_jax.models.weights import abstract_params, params_maker
 from mugrpo_jax.planning.programs import Program, UpdatePrograms
@@ -21,6 +26,7 @@ from mugrpo_jax.planning.run_plan import abstract_reference, bytes_on_device
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import sampler_shardings
 from mugrpo_jax.setup.devices import layout_maker, loading_mesh, sender
+from mugrpo_jax.setup.lora import loaded_dtype, merge_for_sampling
 
 
 def model_programs(updates: UpdatePrograms, sampler: SamplerPlan | None) -> Iterator[Program]:
@@ -28,23 +34,21 @@ def model_programs(updates: UpdatePrograms, sampler: SamplerPlan | None) -> Iter
     yield from _start_programs(updates)
     if sampler is not None:
         yield from _sampling_programs(updates, sampler)
-    yield _export_program(updates)
+    yield from _export_programs(updates)
 
 
 def _start_programs(updates: UpdatePrograms) -> Iterator[Program]:
     config, mesh, model, state = updates.config, updates.mesh, updates.model, updates.state
     weights, program = bytes_on_device(state.params), functools.partial(Program, parts=updates.parts)
-    if config.model.source == "tiny":
-        yield program("load random weights", 0, lambda: params_maker(model, mesh=mesh).lower(np.uint32(0)))
-    else:
-        yield program("load files", 0, None, made=state.params)
+    base = bytes_on_device(updates.base)
+    yield from _load_programs(updates)
     fields = {"state": {"track_drift": config.track_drift, "proximal": config.proximal_dtype}}
     if config.warm_start.updates and config.replay.run is None:
         fields["warm-start state"] = {"track_drift": False}
     for name, chosen in fields.items():
         make = training.state_maker(updates.optimizer, mesh, model, **chosen)
-        yield program(name, 0, functools.partial(make.lower, state.params))
-    yield program("restore", 0, None, made=state)
+        yield program(name, base, functools.partial(make.lower, state.params))
+    yield program("restore", base, None, made=state)
     if state.anchor is not None:
         copy = training.anchor_maker(state.params)
         rest = updates.state_bytes - weights - bytes_on_device(state.anchor)
@@ -54,14 +58,36 @@ def _start_programs(updates: UpdatePrograms) -> Iterator[Program]:
         yield program("proximal policy", updates.state_bytes - weights, renew)
     if config.uses_reference:
         yield program(
-            "load reference", bytes_on_device(state), None, made=abstract_reference(config, mesh)[1]
+            "load reference", bytes_on_device(state) + base, None, made=abstract_reference(config, mesh)[1]
         )
     yield program("prepare update", updates.state_bytes - weights, updates.prepare)
 
 
+def _load_programs(updates: UpdatePrograms) -> Iterator[Program]:
+    """Yield how the first weights get to the devices; with LoRA these are the frozen weights."""
+    config, mesh, decoder = updates.config, updates.mesh, updates.decoder
+    dtype = loaded_dtype(config) if config.lora.rank else jnp.dtype(jnp.float32)
+    program = functools.partial(Program, parts=updates.parts)
+    if config.model.source == "tiny":
+        make = params_maker(decoder, dtype=dtype, mesh=mesh)
+        yield program("load random weights", 0, lambda: make.lower(np.uint32(0)))
+        return
+    params = abstract_params(decoder, dtype=dtype)
+    loaded = placed(params, param_sharding(mesh, decoder, params))
+    yield program("load files", 0, None, made=loaded)
+    if config.lora.rank and config.lora.base_dtype == "int8":
+        largest = max(jax.tree.leaves(loaded["layers"]), key=lambda leaf: leaf.size)
+        rest = bytes_on_device(loaded) - bytes_on_device(largest)
+        yield program("load in 8 bits", rest, functools.partial(to_int8.lower, largest))
+
+
 def _sampling_programs(updates: UpdatePrograms, plan: SamplerPlan) -> Iterator[Program]:
     """Yield the program that casts the weights, and the one that sends the largest array to the sampler."""
-    params, mesh = updates.state.params, updates.mesh
+    mesh = updates.mesh
+    if updates.base is not None and mesh.size == 1:
+        yield _merge_program(updates, plan)
+        return
+    params = updates.state.params if updates.base is None else updates.state.params | {"base": updates.base}
     change = layout_maker(updates.model, plan, mesh)
     yield Program(
         "cast for sampling",
@@ -72,11 +98,11 @@ def _sampling_programs(updates: UpdatePrograms, plan: SamplerPlan) -> Iterator[P
     if mesh.size == 1:
         return
     shapes = jax.eval_shape(change, params)
-    before = jax.tree.leaves(placed(shapes, sampler_shardings(updates.model, plan.fuse, mesh)))
+    before = jax.tree.leaves(placed(shapes, sampler_shardings(updates.decoder, plan.fuse, mesh)))
     # On several hosts the devices may have another order. It changes who sends to whom, but no size.
     tensor = updates.config.mesh.sampling_tensor
     rows = Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    targets = sampler_shardings(updates.model, plan.fuse, rows, only="tensor")
+    targets = sampler_shardings(updates.decoder, plan.fuse, rows, only="tensor")
     after = jax.tree.leaves(placed(shapes, targets))
     largest = max(range(len(before)), key=lambda number: before[number].size)
     yield Program(
@@ -88,18 +114,53 @@ def _sampling_programs(updates: UpdatePrograms, plan: SamplerPlan) -> Iterator[P
     )
 
 
-def _export_program(updates: UpdatePrograms) -> Program:
-    """Return the program that gathers the largest tensor, with all weights sharded as `export` has them."""
+def _merge_program(updates: UpdatePrograms, plan: SamplerPlan) -> Program:
+    """Return the program that merges one layer on one device. The layers before it are merged already."""
     model = updates.model
-    mesh = loading_mesh(model.config, list(updates.mesh.devices.flat))
-    params = abstract_params(model)
-    leaves = jax.tree.leaves(placed(params, param_sharding(mesh, model, params)))
-    stacked = [weight.axes[0] == "layers" for weight in jax.tree.leaves(model.weights())]
+    assert isinstance(model, LoraDecoder)
+    place = NamedSharding(updates.mesh, P())
+
+    def one_layer(stacked: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=place), stacked["layers"]
+        )
+
+    layer, adapter = one_layer(updates.base), one_layer(updates.state.params)
+    return Program(
+        "cast for sampling",
+        updates.sampling_bytes + plan.weight_bytes,
+        functools.partial(merge_for_sampling.lower, model, plan.dtype, plan.fuse, layer, adapter),
+    )
+
+
+def _export_programs(updates: UpdatePrograms) -> Iterator[Program]:
+    """Yield the program that gathers the largest tensor, with all weights sharded as `export` has them.
+
+    With LoRA, also yield the program that merges the weights of the largest matrix of all layers.
+    """
+    decoder, model = updates.decoder, updates.model
+    mesh = loading_mesh(decoder.config, list(updates.mesh.devices.flat))
+    adapted = isinstance(model, LoraDecoder)
+    params = abstract_params(decoder, dtype=loaded_dtype(updates.config) if adapted else jnp.float32)
+    weights = placed(params, param_sharding(mesh, decoder, params))
+    leaves = jax.tree.leaves(weights)
+    stacked = [weight.axes[0] == "layers" for weight in jax.tree.leaves(decoder.weights())]
     sizes = [leaf.size // (leaf.shape[0] if split else 1) for leaf, split in zip(leaves, stacked)]
     largest = int(np.argmax(sizes))
     leaf, layer = leaves[largest], 0 if stacked[largest] else None
-    return Program(
+    yield Program(
         "export of the largest tensor",
         bytes_on_device(leaves) - bytes_on_device(leaf),
         functools.partial(tensor_gatherer(leaf.sharding).lower, leaf, layer),
     )
+    if isinstance(model, LoraDecoder):
+        name = max(model.weights()["layers"], key=lambda name: weights["layers"][name].size)  # type: ignore[arg-type]
+        adapters = abstract_params(model)
+        adapter = placed(adapters, param_sharding(mesh, model, adapters))["layers"][name]
+        matrix = weights["layers"][name]
+        merger = stack_merger(model, name, matrix, matrix.dtype)
+        yield Program(
+            "export of merged weights",
+            bytes_on_device(leaves) - bytes_on_device(matrix),
+            functools.partial(merger.lower, matrix, adapter),
+        )

@@ -26,7 +26,7 @@ def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program
             devices = host or [run.mesh.devices.flat[0]]
             mesh = make_mesh(data=-1, tensor=run.config.mesh.sampling_tensor, devices=devices)
             sampler = dataclasses.replace(sampler, mesh=mesh)
-        programs += sampler_programs(sampler, run.config, updates.state_bytes)
+        programs += sampler_programs(sampler, run.config, updates.sampling_bytes)
     return [*programs, *model_programs(updates, sampler)]
 
 
@@ -35,6 +35,6 @@ def check_loss(run: RunPlan) -> None:
     programs = UpdatePrograms(run.config, run.model, run.mesh)
     try:
         update = abstract_update(run.buckets, reference=run.config.uses_reference)
-        programs.step.metric_names(programs.state, update)
+        programs.step.metric_names(programs.state, update, programs.base)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None

@@ -22,6 +22,7 @@ from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_u
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_prefill
 from mugrpo_jax.setup.auto_settings import choose_settings
+from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
 from mugrpo_jax.training.compile_ahead import (
     abstract_batch,
@@ -30,6 +31,7 @@ from mugrpo_jax.training.compile_ahead import (
     lower_apply,
     lower_prepare,
 )
+from mugrpo_jax.training.update_step import frozen_weights
 
 # The naive packer skips the search for fast machine code. The search takes most of the compile time and
 # changes neither the memory nor the collectives.
@@ -145,7 +147,9 @@ class UpdatePrograms:
 
     def __init__(self, config: RunConfig, model: ModelConfig, mesh: Mesh) -> None:
         config, _ = choose_settings(config, model, mesh)  # a plan has them already
-        self.config, self.mesh, self.model = config, mesh, Decoder(model)
+        self.config, self.mesh, self.decoder = config, mesh, Decoder(model)
+        self.model = trainable_model(config, self.decoder)
+        self.base = abstract_run_base(config, self.decoder, mesh)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
         self.step = training.UpdateStep(
@@ -160,8 +164,13 @@ class UpdatePrograms:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of the training state and of a kept reference policy on one device."""
-        return bytes_on_device((self.state, kept_reference(self.config, self.mesh)))
+        """Return the bytes of the training state and of all frozen weights on one device during updates."""
+        return bytes_on_device((self.state, self.base, kept_reference(self.config, self.mesh)))
+
+    @property
+    def sampling_bytes(self) -> int:
+        """Return the same during generation. Then the base of LoRA is in host memory, on one device."""
+        return self.state_bytes - (bytes_on_device(self.base) if self.mesh.size == 1 else 0)
 
     @property
     def parts(self) -> int:
@@ -175,11 +184,12 @@ class UpdatePrograms:
         With a KL term, yield also the program that computes the log-probs of the reference policy.
         """
         buckets, parts = update_buckets(self.config, self.mesh), self.parts
-        state, frozen, shapes = self.state_bytes, self.state.proximal, largest_shapes(buckets)
+        state, shapes = self.state_bytes, largest_shapes(buckets)
+        frozen = frozen_weights(self.state, self.base)
         for shape in shapes:
             yield Program(
                 f"update {shape.tokens:,} tokens in rows of {shape.length}",
-                state - bytes_on_device(frozen),  # an argument of the program
+                state - bytes_on_device(frozen),  # arguments of the program
                 functools.partial(self.accumulate, shape, buckets.parts),
                 parts=parts,
             )
@@ -189,20 +199,27 @@ class UpdatePrograms:
             shape, kept = shapes[0], kept_reference(self.config, self.mesh)
             yield Program(
                 f"reference {shape.tokens:,} tokens in rows of {shape.length}",
-                state - bytes_on_device(kept),  # an argument of the program
+                state - bytes_on_device((kept, self._reference_base())),  # arguments of the program
                 functools.partial(self.reference, shape, buckets),
             )
 
     def prepare(self) -> Any:
         """Lower `UpdateStep.prepare`."""
         update = abstract_update(update_buckets(self.config, self.mesh), reference=self.config.uses_reference)
-        return lower_prepare(self.step, self.state, self.step.metric_names(self.state, update))
+        return lower_prepare(self.step, self.state, self.step.metric_names(self.state, update, self.base))
 
     def reference(self, shape: Shape, buckets: Buckets) -> Any:
         """Lower the program that computes the reference policy's log-probs for a micro-batch shape."""
         model, params = abstract_reference(self.config, self.mesh)
         scorer = training.ResponseScorer(model, step_options(self.config), self.mesh, buckets)
-        return scorer.lower(params, abstract_micro_batch(shape, buckets.parts))
+        base = self._reference_base()
+        return scorer.lower(
+            params if base is None else params | {"base": base}, abstract_micro_batch(shape, buckets.parts)
+        )
+
+    def _reference_base(self) -> Any:
+        """Return the base of LoRA if the reference policy shares it, else None."""
+        return self.base if self.config.reference.source == "start" else None
 
     def _statistics_programs(self, shapes: Sequence[Shape], parts: int) -> Iterator[Program]:
         statistics, compute = self.step.statistics, abstract_compute(self.step, self.state)
@@ -212,8 +229,12 @@ class UpdatePrograms:
         for shape in shapes:
             yield Program(
                 f"statistics {shape.tokens:,} tokens in rows of {shape.length}",
-                resident,
-                functools.partial(statistics.lower_forward, compute, self._batch(shape, parts)),
+                resident - bytes_on_device(self.base),  # an argument of the program
+                functools.partial(
+                    statistics.lower_forward,
+                    compute,
+                    self._batch(shape, parts) | frozen_weights(self.state, self.base),
+                ),
             )
         rows = self.config.batch.prompts_per_update * self.config.batch.responses_per_prompt
         longest = max(shapes, key=lambda shape: shape.length)
@@ -226,9 +247,9 @@ class UpdatePrograms:
 
     def accumulate(self, shape: Shape, parts: int) -> Any:
         """Lower `UpdateStep.accumulate` for a micro-batch shape that `parts` devices split."""
-        return lower_accumulate(self.step, self.state, self._batch(shape, parts))
+        return lower_accumulate(self.step, self.state, self._batch(shape, parts), self.base)
 
-    def _batch(self, shape: Shape, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
+    def _batch(self, shape: Shape, parts: int) -> dict[str, Any]:
         return abstract_batch(self.step, shape, parts, reference=self.config.uses_reference)
 
     def apply(self) -> Any:

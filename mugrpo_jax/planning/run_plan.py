@@ -18,6 +18,7 @@ from mugrpo_jax.sampling.sampler_plan import free_memory
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
 from mugrpo_jax.setup.devices import local_device, run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
+from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.reference_policy import check_reference, reference_shape
 from mugrpo_jax.setup.sizes import sampler_plan, update_buckets, update_statistics
 
@@ -30,7 +31,9 @@ class Memory:
     """Bytes in use on one device, without the activations of updates, which only the compiler knows.
 
     Attributes:
-      weights: float32 weights.
+      weights: float32 weights that are trained; with LoRA only the adapters.
+      base: frozen weights of a LoRA run during updates.
+      base_sampling: frozen weights during generation; 0 on one device, where they are in host memory then.
       optimizer: both moments of AdamW.
       drift: weights at the start of the stage and the last gradient; 0 if `track_drift` is False.
       frozen: weights of the proximal policy, and of the reference policy if they stay in memory.
@@ -41,6 +44,8 @@ class Memory:
     """
 
     weights: int
+    base: int
+    base_sampling: int
     optimizer: int
     drift: int
     frozen: int
@@ -51,18 +56,18 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """Return the bytes in use during the whole run."""
+        """Return the bytes in use during the whole run, without the frozen weights of LoRA."""
         return self.weights + self.optimizer + self.drift + self.frozen
 
     @property
     def generating(self) -> int:
         """Return the bytes in use during generation."""
-        return self.state + self.sampler
+        return self.state + self.base_sampling + self.sampler
 
     @property
     def updating(self) -> int:
         """Return the bytes in use during updates, without activations."""
-        return self.state + self.gradients + self.compute
+        return self.state + self.base + self.gradients + self.compute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +144,7 @@ class RunPlan:
         """Return the lines about sizes, memory and disk."""
         lines = {
             "model": self._model(),
+            "lora": self._lora(),
             "devices": self._devices(),
             "run": self._run(),
             "update": self._update(),
@@ -173,6 +179,18 @@ class RunPlan:
             f"{self.config.model.source}: {m.num_params:,} parameters, {m.num_layers} layers of width "
             f"{m.hidden_size}, vocabulary {m.vocab_size:,}; passes in {self.config.model.compute_dtype}, "
             f"sampling in {self.config.model.sampling_dtype}"
+        )
+
+    def _lora(self) -> str:
+        lora = self.config.lora
+        if not lora.rank:
+            return ""
+        table = jax.tree.leaves(trainable_model(self.config, Decoder(self.model)).weights())
+        trained = sum(math.prod(weight.shape) for weight in table)
+        return (
+            f"rank {lora.rank}, alpha {lora.alpha:g}, beside {', '.join(lora.targets)}: {trained:,} "
+            f"parameters are trained, {trained / self.model.num_params:.2%}; all others are frozen, "
+            f"in {lora.base_dtype}"
         )
 
     def _devices(self) -> str:
@@ -264,10 +282,12 @@ class RunPlan:
         drift = f" + drift {human(m.drift)}" if m.drift else ""
         frozen = f" + frozen policies {human(m.frozen)}" if m.frozen else ""
         free = "" if m.device is None else f"; a device has {human(m.device)}"
+        base = f" + frozen weights {human(m.base)}" if m.base else ""
+        base_sampling = f" + frozen weights {human(m.base_sampling)}" if m.base_sampling else ""
         return (
             f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}{frozen}; "
-            f"generating + sampler {human(m.sampler)} = {human(m.generating)}; updating + gradients "
-            f"{human(m.gradients)} + compute copies {human(m.compute)} = {human(m.updating)} "
+            f"generating{base_sampling} + sampler {human(m.sampler)} = {human(m.generating)}; updating{base} "
+            f"+ gradients {human(m.gradients)} + compute copies {human(m.compute)} = {human(m.updating)} "
             f"+ activations{free}"
         )
 
@@ -295,10 +315,15 @@ def plan_run(
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
     frozen = bytes_on_device((state.proximal, kept_reference(config, mesh)))
+    base = bytes_on_device(abstract_run_base(config, Decoder(model), mesh))
+    base_sampling = 0 if mesh.size == 1 else base
     device = free_memory(local_device(mesh)) if device_memory is None else device_memory
-    sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift + frozen, device)
+    kept = weights + optimizer + drift + frozen + base_sampling
+    sampler, problem = _sampler(config, model, mesh, kept, device)
     memory = Memory(
         weights=weights,
+        base=base,
+        base_sampling=base_sampling,
         optimizer=optimizer,
         drift=drift,
         frozen=frozen,
@@ -311,7 +336,7 @@ def plan_run(
     if problem is None and device is not None and memory.updating > device:
         problem = (
             f"an update takes {human(memory.updating)} on each device without activations, and "
-            f"{human(device)} are free; more devices along mesh.fsdp or track_drift=false would help"
+            f"{human(device)} are free; {_smaller(config)}"
         )
     buckets = update_buckets(config, mesh)
     return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices)
@@ -326,7 +351,7 @@ def _sampler(
     if device is not None and device <= kept:
         return None, (
             f"the training state takes {human(kept)} on each device, and {human(device)} are "
-            "free; more devices along mesh.fsdp or track_drift=false would help"
+            f"free; {_smaller(config)}"
         )
     left = None if device is None else device - kept
     try:
@@ -337,25 +362,36 @@ def _sampler(
         return None, str(error)
 
 
+def _smaller(config: RunConfig) -> str:
+    """Return what makes the training state smaller."""
+    other = "lora.base_dtype=int8" if config.lora.rank else "track_drift=false or LoRA (lora.rank=16)"
+    return f"more devices along mesh.fsdp, or {other}, would help"
+
+
 def abstract_state(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> training.TrainState:
     """Return the training state as abstract arrays with shardings."""
-    model = Decoder(shape)
+    model = trainable_model(config, Decoder(shape))
     optimizer = training.make_optimizer(config.optimizer, config.total_updates, model)
     return training.abstract_state(
         optimizer, mesh, model, track_drift=config.track_drift, proximal=config.proximal_dtype
     )
 
 
-def abstract_reference(config: RunConfig, mesh: Mesh) -> tuple[models.Decoder, Any]:
-    """Return the reference policy's model, and its weights as abstract arrays with shardings."""
-    dtype = jnp.dtype(config.model.compute_dtype)
-    model, params = models.abstract(reference_shape(config), dtype=dtype)
+def abstract_reference(config: RunConfig, mesh: Mesh) -> tuple[models.Model, Any]:
+    """Return the reference policy's model, and its weights as abstract arrays with shardings.
+
+    The start of a LoRA run shares the frozen weights, so that only its adapters are weights of its own.
+    """
+    dtype, decoder = jnp.dtype(config.model.compute_dtype), Decoder(reference_shape(config))
+    model = trainable_model(config, decoder) if config.reference.source == "start" else decoder
+    params = models.abstract_params(model, dtype=dtype)
     return model, placed(params, models.param_sharding(mesh, model, params))
 
 
 def kept_reference(config: RunConfig, mesh: Mesh) -> Any:
     """Return the abstract weights of the reference policy if they stay on the devices, else None."""
-    kept = config.uses_reference and config.reference.keep_in_memory
+    shared = config.lora.rank > 0 and config.reference.source == "start"
+    kept = config.uses_reference and config.reference.keep_in_memory and not shared
     return abstract_reference(config, mesh)[1] if kept else None
 
 

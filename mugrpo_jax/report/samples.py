@@ -60,7 +60,8 @@ class SampleScorer:
         longest = buckets.lengths[-1]
         self.shape = buckets.rows(longest), longest
         self._logprobs = jax.jit(
-            functools.partial(_logprobs, policy.model, options), out_shardings=NamedSharding(policy.mesh, P())
+            functools.partial(_logprobs, policy.trainable, options),
+            out_shardings=NamedSharding(policy.mesh, P()),
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
@@ -79,13 +80,14 @@ class SampleScorer:
         sharding = batch_sharding(self.policy.mesh)
         placed = jax.make_array_from_callback(tokens.shape, sharding, tokens.__getitem__)
         with jax.set_mesh(self.policy.mesh):
-            return np.asarray(self._logprobs(params, placed))
+            return np.asarray(self._logprobs(params, placed, self.policy.frozen()))
 
 
-def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array) -> jax.Array:
+def _logprobs(model: Model, options: StepOptions, params: Any, tokens: jax.Array, base: Any) -> jax.Array:
+    weights = cast(params, jnp.dtype(options.compute_dtype))
     logp, _ = token_logprobs(
         model,
-        cast(params, jnp.dtype(options.compute_dtype)),
+        weights if base is None else weights | {"base": base},
         tokens,
         temperature=options.temperature,
         scan=options.scan,

@@ -11,10 +11,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import Decoder, ModelConfig, make_mesh
+from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, make_mesh
 from mugrpo_jax.models.sharding import MESH_AXES
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import params_sharding, sampler_shardings, sampling_params
+from mugrpo_jax.setup.lora import merged_params
 
 
 def run_mesh(config: RunConfig) -> Mesh:
@@ -65,8 +66,10 @@ def _rows_of(devices: Sequence[jax.Device], tensor: int) -> Mesh:
     return Mesh(np.asarray(devices).reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def copy_on_host(model: Decoder, params: Any, plan: SamplerPlan, mesh: Mesh) -> Any:
+def copy_on_host(model: Decoder | LoraDecoder, params: Any, plan: SamplerPlan, mesh: Mesh) -> Any:
     """Copy weights from all devices, `mesh`, to those of this host's sampler, in the sampler's layout.
+
+    With LoRA, `params` are the adapters with the frozen weights under the key `base`, and the copy is merged.
 
     The first program casts and splits the weights into layers, so that the other programs send few bytes and
     one array at a time. A device holds more than its own shard of one array only.
@@ -82,11 +85,13 @@ def copy_on_host(model: Decoder, params: Any, plan: SamplerPlan, mesh: Mesh) -> 
 
 
 @functools.cache  # so that every stage calls the same compiled program
-def layout_maker(model: Decoder, plan: SamplerPlan, mesh: Mesh) -> Any:
+def layout_maker(model: Decoder | LoraDecoder, plan: SamplerPlan, mesh: Mesh) -> Any:
     """Return the program that changes weights to the sampler's dtype and layout, sharded over `mesh`."""
-    shardings = sampler_shardings(model, plan.fuse, mesh)
-    change = functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse)
-    return jax.jit(change, out_shardings=shardings)
+    shardings = sampler_shardings(Decoder(plan.config), plan.fuse, mesh)
+    change: Any = sampling_params
+    if isinstance(model, LoraDecoder):
+        change = functools.partial(merged_params, model)
+    return jax.jit(functools.partial(change, dtype=plan.dtype, fuse=plan.fuse), out_shardings=shardings)
 
 
 def sender(sharding: NamedSharding) -> Any:

@@ -1,6 +1,7 @@
 """Load the model that the config names: its shape, its tokenizer and its initial weights."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -31,11 +32,11 @@ def run_model_tokenizer(config: RunConfig) -> Tokenizer:
     return _tiny_tokenizer() if config.model.source == "tiny" else model_tokenizer(config.model.source)
 
 
-def initial_model(config: RunConfig, mesh: Mesh) -> LoadedModel:
-    """Load the run's model with its initial float32 weights, sharded over the mesh."""
+def initial_model(config: RunConfig, mesh: Mesh | None, dtype: Any = jnp.float32) -> LoadedModel:
+    """Load the run's model with its initial weights, sharded over the mesh."""
     if config.model.source != "tiny":
-        return load_model(config.model.source, dtype=jnp.float32, mesh=mesh, seed=config.seed)
-    return tiny_model(_tiny_tokenizer(), mesh=mesh, seed=config.seed, **_tiny(config))
+        return load_model(config.model.source, dtype=dtype, mesh=mesh, seed=config.seed)
+    return tiny_model(_tiny_tokenizer(), dtype=dtype, mesh=mesh, seed=config.seed, **_tiny(config))
 
 
 def _tiny_tokenizer() -> CharTokenizer:

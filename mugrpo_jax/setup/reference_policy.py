@@ -10,28 +10,35 @@ from jax.sharding import Mesh
 
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.models import Decoder, ModelConfig, check_mesh, param_sharding
+from mugrpo_jax.models import Decoder, Model, ModelConfig, check_mesh, param_sharding
 from mugrpo_jax.models.io.loading import load_model, model_shape
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
+from mugrpo_jax.setup.lora import trainable_model
 from mugrpo_jax.training import CheckpointStore
 
 
-def load_reference(config: RunConfig, mesh: Mesh, run: Path) -> tuple[Decoder, Any]:
+def load_reference(config: RunConfig, mesh: Mesh, run: Path, base: Any = None) -> tuple[Model, Any]:
     """Return the model and the weights that `config.reference` names.
 
-    `run` is the folder of the run whose start is meant by `start`: this run, or the run that it replays.
+    Args:
+      run: the folder of the run whose start is meant by `start`: this run, or the run that it replays.
+      base: the frozen weights of a LoRA run. The start of such a run has the same frozen weights, so that it
+        needs no second copy of them.
     """
     dtype = jnp.dtype(config.model.compute_dtype)
     if config.reference.source != "start":
         loaded = load_model(config.reference.source, dtype=dtype, mesh=mesh)
         return loaded.model, loaded.params
+    model = trainable_model(config, Decoder(run_model_shape(config)))
     if config.warm_start.updates:
-        model, params = _warm_started(config, mesh, run)
+        params = _warm_started(config, model, mesh, run)
+    elif config.lora.rank:
+        params = models.random_params(model, seed=config.seed, mesh=mesh)  # A·B is 0
     else:
-        start = initial_model(config, mesh)
-        model, params = start.model, start.params
-    return model, jax.jit(models.cast, static_argnames="dtype")(params, dtype=dtype)
+        params = initial_model(config, mesh).params
+    params = jax.jit(models.cast, static_argnames="dtype")(params, dtype=dtype)
+    return model, params if base is None else params | {"base": base}
 
 
 def check_reference(config: RunConfig, mesh: Mesh) -> None:
@@ -77,11 +84,11 @@ def _newest(folder: Path) -> int | None:
         return store.latest()
 
 
-def _warm_started(config: RunConfig, mesh: Mesh, run: Path) -> tuple[Decoder, Any]:
+def _warm_started(config: RunConfig, model: Model, mesh: Mesh, run: Path) -> Any:
     """Load the weights at the end of the warm start, which stay in the folder of the run."""
     check_start(config, run)
-    model, abstract = models.abstract(run_model_shape(config))
+    abstract = models.abstract_params(model)
     targets = placed(abstract, param_sharding(mesh, model, abstract))
     with contextlib.closing(CheckpointStore(run / "warm_start")) as store:
         store.check(config.warm_start.updates)
-        return model, store.restore_params(targets, config.warm_start.updates)
+        return store.restore_params(targets, config.warm_start.updates)

@@ -11,13 +11,14 @@ from jax.sharding import Mesh
 
 from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import Decoder, Tokenizer
+from mugrpo_jax.models import Decoder, LoraDecoder, Tokenizer, random_params
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
-from mugrpo_jax.setup.initial_model import initial_model
+from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
+from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
@@ -30,7 +31,8 @@ class RunSetup:
 
     `mesh` has all devices of the run. `programs` has the compiled programs of all samplers and of the update
     step, so that only the first sampler compiles. `sampler_file` records the planned slots; None plans them
-    anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens.
+    anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens. `base` are the
+    frozen weights of a LoRA run; without them, all weights that `sampler` gets are complete.
     """
 
     config: RunConfig
@@ -40,6 +42,16 @@ class RunSetup:
     programs: CompiledPrograms = dataclasses.field(default_factory=CompiledPrograms)
     sampler_file: Path | None = None
     on_tokens: Callable[[], None] | None = None
+    base: BaseWeights | None = None
+
+    @property
+    def trainable(self) -> Decoder | LoraDecoder:
+        """The model whose weights the updates change: `model`, or with LoRA its adapters."""
+        return self.model if self.base is None else self.base.model
+
+    def frozen(self) -> Any:
+        """Return the frozen weights of a LoRA run on the devices; None without LoRA."""
+        return None if self.base is None else self.base.on_devices()
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
@@ -65,17 +77,30 @@ class RunSetup:
         return recorded_sampler_plan(self.config, self.model.config, self.mesh, self.sampler_file)
 
     def sampler(self, params: Any) -> Sampler:
-        """Return a sampler with these weights; the caller must close it before the updates start."""
+        """Return a sampler with these trained weights; the caller must close it before the updates start."""
+        if self.base is not None:
+            self.base.leave_devices()  # first, because the plan of the sampler measures the free memory
         plan = self.sampler_plan
-        if plan.mesh is None:
+        if plan.mesh is not None:
+            frozen = {} if self.base is None else {"base": self.base.on_devices()}
+            weights = copy_on_host(self.trainable, params | frozen, plan, self.mesh)
+        elif self.base is not None:
+            weights = self.base.merged_on_device(params, plan)
+        else:
             return Sampler(self.model, params, plan, self.programs, on_tokens=self.on_tokens)
-        weights = copy_on_host(self.model, params, plan, self.mesh)
         return Sampler(self.model, weights, plan, self.programs, prepared=True, on_tokens=self.on_tokens)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
-    """Return the setup of a run, and the initial float32 weights, sharded over the mesh."""
+    """Return the setup of a run, and the initial float32 weights to train, sharded over the mesh."""
     mesh = run_mesh(config)
-    loaded = initial_model(config, mesh)
-    config, _ = choose_settings(config, loaded.model.config, mesh)
-    return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params
+    shape = run_model_shape(config)
+    config, _ = choose_settings(config, shape, mesh)
+    trainable = trainable_model(config, Decoder(shape))
+    if not isinstance(trainable, LoraDecoder):
+        loaded = initial_model(config, mesh)
+        return RunSetup(config, loaded.model, loaded.tokenizer, mesh), loaded.params
+    loaded = load_base(config, mesh)
+    base = BaseWeights(trainable, loaded.params, mesh)
+    params = random_params(trainable, seed=config.seed, mesh=mesh)
+    return RunSetup(config, loaded.model, loaded.tokenizer, mesh, base=base), params

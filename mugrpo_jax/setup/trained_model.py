@@ -9,17 +9,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from mugrpo_jax import models
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import is_remote, to_path
-from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.models.io import huggingface, huggingface_export
+from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, lora
+from mugrpo_jax.models.io import huggingface, huggingface_export, peft_export
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.setup import hub_push
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
-from mugrpo_jax.setup.model_card import model_card
+from mugrpo_jax.setup.lora import load_base, loaded_dtype, trainable_model
+from mugrpo_jax.setup.model_card import BASES, model_card
 from mugrpo_jax.training import CheckpointStore
 
 
@@ -51,22 +52,19 @@ def trained_model(
 ) -> LoadedModel:
     """Load the model in a run's checkpoint; `dtype` None keeps float32.
 
+    The adapters of a LoRA run are merged, and `dtype` None means the dtype in which frozen weights are read.
     `mesh` maps the shape of the model to the devices that share the weights; None is the default device.
     """
     config = read_config(run)
     shape = run_model_shape(config)
-    model, abstract = models.abstract(shape, dtype=jnp.dtype(dtype or jnp.float32))
-    place = SingleDeviceSharding(jax.local_devices()[0])
-    shardings = jax.tree.map(lambda _: place, abstract)
-    if mesh is not None:
-        shardings = models.param_sharding(mesh(shape), model, abstract)
-    targets = placed(abstract, shardings)
-    store = CheckpointStore(run / "checkpoints")
-    try:
-        store.check(step)
-        params = store.restore_params(targets, step)
-    finally:
-        store.close()
+    devices, model = None if mesh is None else mesh(shape), Decoder(shape)
+    adapted = trainable_model(config, model)
+    if isinstance(adapted, LoraDecoder):
+        adapters = trained_params(run, step, config, jnp.float32, devices)
+        base, kind = load_base(config, devices).params, dtype or loaded_dtype(config)
+        params = lora.merge(adapted, base, adapters, jnp.dtype(kind))
+    else:
+        params = trained_params(run, step, config, jnp.dtype(dtype or jnp.float32), devices)
     source = Path(config.model.source)
     return LoadedModel(
         model=model,
@@ -74,6 +72,22 @@ def trained_model(
         tokenizer=run_model_tokenizer(config),
         source=source if source.is_dir() else None,
     )
+
+
+def trained_params(run: Path, step: int, config: RunConfig, dtype: Any, mesh: Mesh | None) -> Any:
+    """Load what a run has trained from its checkpoint: all weights, or with LoRA the adapters."""
+    model = trainable_model(config, Decoder(run_model_shape(config)))
+    abstract = models.abstract_params(model, dtype=dtype)
+    place = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: place, abstract)
+    if mesh is not None:
+        shardings = models.param_sharding(mesh, model, abstract)
+    store = CheckpointStore(run / "checkpoints")
+    try:
+        store.check(step)
+        return store.restore_params(placed(abstract, shardings), step)
+    finally:
+        store.close()
 
 
 def chosen_step(name: str | Path, *, step: int | None = None, best: bool = False) -> int | None:
@@ -103,7 +117,7 @@ def load_any_model(
 
     Args:
       step, best: the checkpoint of a run; see `checkpoint_step`.
-      dtype: dtype of the parameters; None keeps the dtype of the files, which for a run is float32.
+      dtype: dtype of the parameters; None keeps the dtype of the files. For a run, see `trained_model`.
       mesh: maps the shape of the model to the devices that share the weights; None is the default device.
     """
     found = chosen_step(name, step=step, best=best)
@@ -121,25 +135,44 @@ def export(
     dtype: str | None = None,
     push: str | None = None,
     private: bool = False,
+    adapter: bool = False,
 ) -> None:
     """Write a model as a Hugging Face folder; `name`, `step` and `best` are those of `load_any_model`.
 
     The weights are split over all devices. Several hosts call this together and write one folder.
 
     Args:
+      adapter: write only the adapters of a LoRA run, as a folder that `peft` loads, not the merged model.
       push: a repository on the Hub (`OWNER/NAME`), to which the folder goes with a model card, or None.
       private: whether a repository that does not exist yet becomes private.
     """
     huggingface_export.check_new_folder(out)  # before the weights are read
     kind = None if dtype is None else huggingface.supported_dtype(dtype)
     step = chosen_step(name, step=step, best=best)
+    if adapter and (step is None or not read_config(to_path(name)).lora.rank):
+        raise ConfigError(f"--adapter: {name} is not the folder of a run with LoRA (lora.rank above 0)")
     repository = push if jax.process_index() == 0 else None  # one host makes it and uploads
     if repository is not None:
         hub_push.make_repository(repository, private=private)  # asks for the login before the work
-    model = load_any_model(name, step=step, dtype=kind, mesh=loading_mesh)
-    huggingface_export.save_huggingface(
-        model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer
-    )
+    if adapter:
+        assert step is not None
+        _export_adapter(to_path(name), step, out, kind or jnp.float32)
+    else:
+        model = load_any_model(name, step=step, dtype=kind, mesh=loading_mesh)
+        huggingface_export.save_huggingface(
+            model.params, out, config=model.config, source=model.source, tokenizer=model.tokenizer
+        )
     if repository is not None:
-        (out / "README.md").write_text(model_card(name, step, repository), encoding="utf-8")
+        card = model_card(name, step, repository, adapter=adapter)
+        (out / "README.md").write_text(card, encoding="utf-8")
         hub_push.push_folder(out, repository)
+
+
+def _export_adapter(run: Path, step: int, out: Path, dtype: Any) -> None:
+    config = read_config(run)
+    shape = run_model_shape(config)
+    model = trainable_model(config, Decoder(shape))
+    assert isinstance(model, LoraDecoder)
+    adapters = trained_params(run, step, config, jnp.float32, loading_mesh(shape))
+    source = BASES.get(config.model.source, config.model.source)
+    peft_export.save_peft(model, adapters, out, base_name=source, dtype=dtype)

@@ -21,18 +21,20 @@ def compile_step_ahead(
     shapes: Iterable[Shape],
     *,
     reference: bool,
+    base: Any = None,
 ) -> None:
     """Start to compile the programs of `step` for some shapes of `buckets`; `state` is abstract.
 
-    `programs` are those of `step`. `reference` says whether micro-batches have reference log-probs.
+    `programs` are those of `step`. `reference` says whether micro-batches have reference log-probs. `base`
+    are the frozen weights of LoRA, also abstract.
     """
-    names = step.metric_names(state, abstract_update(buckets, reference=reference))
+    names = step.metric_names(state, abstract_update(buckets, reference=reference), base)
     programs.ahead("prepare", functools.partial(lower_prepare, step, state, names))
     statistics = {} if step.statistics is None else step.statistics.abstract()
     for shape in shapes:
         batch = abstract_batch(step, shape, buckets.parts, reference=reference)
         programs.ahead(
-            accumulate_name(batch, statistics), functools.partial(lower_accumulate, step, state, batch)
+            accumulate_name(batch, statistics), functools.partial(lower_accumulate, step, state, batch, base)
         )
     programs.ahead("optimizer", functools.partial(lower_apply, step, state))
 
@@ -43,9 +45,10 @@ def lower_prepare(step: UpdateStep, state: TrainState, names: tuple[str, ...]) -
         return step.prepare.lower(state.params, names=names)
 
 
-def lower_accumulate(step: UpdateStep, state: TrainState, batch: dict[str, Any]) -> Any:
+def lower_accumulate(step: UpdateStep, state: TrainState, batch: dict[str, Any], base: Any = None) -> Any:
     """Lower `UpdateStep.accumulate` for a micro-batch from `abstract_batch`."""
-    return step.lower_accumulate(abstract_compute(step, state), state.params, batch | frozen_weights(state))
+    batch = batch | frozen_weights(state, base)
+    return step.lower_accumulate(abstract_compute(step, state), state.params, batch)
 
 
 def lower_apply(step: UpdateStep, state: TrainState) -> Any:

@@ -20,7 +20,7 @@ class TrainState:
     """The training state. A checkpoint stores all of these fields.
 
     Attributes:
-      params: the weights in float32.
+      params: the weights that are trained, in float32. With LoRA, these are the adapters alone.
       opt_state: the state of the optimizer.
       updates: int32, the number of updates so far, including skipped updates.
       skipped: int32, the number of updates that were skipped because the gradient was not finite.

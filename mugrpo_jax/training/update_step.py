@@ -60,6 +60,7 @@ class UpdateStep:
     batch statistics of the objective from the whole update; without it, the objective computes them from each
     micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
     `programs` are compiled ahead by `compile_step_ahead`; the others are compiled at their first call.
+    If the model is a `LoraDecoder`, each call also needs `base`, its frozen weights.
     """
 
     def __init__(
@@ -98,19 +99,24 @@ class UpdateStep:
         self._loss = loss
         self._names: tuple[str, ...] | None = None
 
-    def __call__(self, state: TrainState, update: Update) -> tuple[TrainState, dict[str, jax.Array]]:
+    def __call__(
+        self, state: TrainState, update: Update, base: Any = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Return the new state and metrics without waiting for the devices. The old `state` is donated."""
-        gradient, metrics = self.gradient(state, update)
+        gradient, metrics = self.gradient(state, update, base)
         state, applied = self._programs.get("optimizer", lambda: self.apply)(state, gradient)
         return state, metrics | applied
 
-    def gradient(self, state: TrainState, update: Update) -> tuple[Any, dict[str, jax.Array]]:
+    def gradient(
+        self, state: TrainState, update: Update, base: Any = None
+    ) -> tuple[Any, dict[str, jax.Array]]:
         """Compute the float32 gradient of the whole update, and the objective's metrics."""
+        frozen, statistics = frozen_weights(state, base), {}
         with jax.set_mesh(self.mesh):
-            names = self.metric_names(state, update)
+            names = self.metric_names(state, update, base)
             prepare = self._programs.get("prepare", lambda: functools.partial(self.prepare, names=names))
             compute, gradient, metrics = prepare(state.params)
-            batches, statistics = self.place(update.micro_batches), {}
+            batches: Iterable[dict[str, Any]] = (batch | frozen for batch in self.place(update.micro_batches))
             # The statistics of an only micro-batch are those of the update; the objective computes them.
             if self.statistics is not None and len(update.micro_batches) > 1:
                 batches = list(batches)
@@ -118,7 +124,6 @@ class UpdateStep:
             for batch in batches:
                 name = accumulate_name(batch, statistics)
                 accumulate = self._programs.get(name, lambda: self.accumulate)
-                batch = batch | frozen_weights(state)
                 gradient, metrics = accumulate(
                     compute, gradient, metrics, batch, np.float32(update.denominator), statistics
                 )
@@ -136,13 +141,13 @@ class UpdateStep:
             }
             return self.accumulate.lower(compute, gradient, metrics, batch, np.float32(1), statistics)
 
-    def metric_names(self, state: TrainState, update: Update) -> tuple[str, ...]:
+    def metric_names(self, state: TrainState, update: Update, base: Any = None) -> tuple[str, ...]:
         """Return the names of the objective's metrics. The first call traces the loss to find them.
 
         The arrays may be abstract, to check before a run that the loss can be computed.
         """
         if self._names is None:
-            batch = update.micro_batches[0] | frozen_weights(state)
+            batch = update.micro_batches[0] | frozen_weights(state, base)
             shapes = jax.eval_shape(self._loss, state.params, batch, np.float32(1), {})[1]
             self._names = tuple(shapes)
         return self._names
@@ -165,9 +170,10 @@ def accumulate_name(batch: Mapping[str, Any], statistics: Mapping[str, Any]) -> 
     return "update", batch["mask"].shape, batch["tokens"].shape, tuple(statistics)
 
 
-def frozen_weights(state: TrainState) -> dict[str, Any]:
+def frozen_weights(state: TrainState, base: Any = None) -> dict[str, Any]:
     """Return the weights without a gradient that the loss needs; they are passed with each micro-batch."""
-    return {} if state.proximal is None else {"proximal": state.proximal}
+    found = {"proximal": state.proximal, "base": base}
+    return {name: weights for name, weights in found.items() if weights is not None}
 
 
 def _loss(
@@ -205,8 +211,13 @@ def _loss(
 def batch_logprobs(
     model: Model, options: StepOptions, params: Any, batch: dict[str, Any], *, entropy: str = "none"
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Compute the log-probs of the response tokens in a micro-batch, and the entropies unless `none`."""
+    """Compute the log-probs of the response tokens in a micro-batch, and the entropies unless `none`.
+
+    With LoRA, `params` are the adapters, and `batch["base"]` are the frozen weights.
+    """
     packing = None
+    if "base" in batch:
+        params = params | {"base": batch["base"]}
     if "packed_from" in batch:
         kind = SharedPacking if options.share_prompts else Packing
         packing = kind(batch["packed_from"], batch["padded_from"])

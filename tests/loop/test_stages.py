@@ -63,7 +63,7 @@ class Spy:
         before = jax.live_arrays()
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
         self._wrap(patch, Journal, "write", lambda record: ("record", record["kind"], record["updates"]))
-        self._wrap(patch, UpdateStep, "__call__", lambda state, update: ("dispatch",))
+        self._wrap(patch, UpdateStep, "__call__", lambda state, update, base: ("dispatch",))
         self._wrap(patch, CheckpointStore, "save", lambda state, cursor, **_: ("save", cursor.updates))
         self._wrap(patch, stages, "generate_stage", lambda state, stage, cursor: ("generate", stage))
         self._wrap(patch, CompiledPrograms, "_failed", lambda name, error: ("failed", name))
@@ -402,8 +402,8 @@ def test_kl_entropy_and_proximal_policy_have_the_gradient_of_a_plain_loop(
     settings += ["proximal_every=2", "batch.prompts_per_update=1", "batch.updates_per_stage=16"]
     settings += ["evaluation.problems=0", "report.samples=0"]
 
-    def spied(self, state, update, gradient=UpdateStep.gradient):
-        found = gradient(self, state, update)
+    def spied(self, state, update, base, gradient=UpdateStep.gradient):
+        found = gradient(self, state, update, base)
         seen.append(jax.device_get((state.params, found[0])))
         return found
 

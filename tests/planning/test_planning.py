@@ -421,7 +421,8 @@ def test_a_host_of_a_larger_slice_samples_as_a_slice_of_its_own():
     [
         (
             "v9:2x2",
-            "topology 'v9:2x2': expected KIND:SHAPE with KIND one of v5e, v5p, v6e, gpu, h100, h200, cpu",
+            "topology 'v9:2x2': expected KIND:SHAPE with KIND one of v5e, v5p, v6e, gpu, h100, h200, l4, "
+            "rtx4090, cpu",
         ),
         ("v5p-32", "v5p-32 counts cores: v5p:2x2x4"),
         ("v5e", "expected KIND:SHAPE"),

@@ -148,7 +148,12 @@ def named_leaves(config: ModelConfig, params: Params) -> Iterator[tuple[tuple[An
         if key in _TOP_NAMES:
             yield path, leaf, [_TOP_NAMES[key]]
         else:
-            yield path, leaf, [f"model.layers.{i}.{_LAYER_NAMES[key]}" for i in range(config.num_layers)]
+            yield path, leaf, layer_names(config, key)
+
+
+def layer_names(config: ModelConfig, key: str) -> list[str]:
+    """Return the Hugging Face name of a stacked parameter in each layer."""
+    return [f"model.layers.{i}.{_LAYER_NAMES[key]}" for i in range(config.num_layers)]
 
 
 def stored_shape(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

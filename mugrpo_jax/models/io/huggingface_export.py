@@ -1,10 +1,11 @@
 """Save Hugging Face folders that `transformers` can load. The weights may be on devices of several hosts."""
 
+import contextlib
 import glob
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,24 @@ def save_huggingface(
     check_new_folder(out)
     tensors = tensors_to_write(config, params, dtype)
     config_json = _config_json(config, source, next(iter(tensors.values())).dtype)
-    if jax.process_index() and not _addressable(params):
+    if jax.process_index() and not on_this_host(params):
         for tensor in tensors.values():
             tensor.read()  # the first host reads the same tensors in the same order, and needs our shards
         return
+    with temporary_folder(out) as folder:
+        (folder / "config.json").write_text(config_json)
+        _write_tokenizer_files(folder, source, tokenizer)
+        _write_weights(folder, tensors, shard_bytes)
+
+
+@contextlib.contextmanager
+def temporary_folder(out: Path) -> Iterator[Path]:
+    """Make a folder that is renamed to `out` at the end of the context, or removed after an error."""
     _remove_unfinished(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
-        (temporary / "config.json").write_text(config_json)
-        _write_tokenizer_files(temporary, source, tokenizer)
-        _write_weights(temporary, tensors, shard_bytes)
+        yield temporary
         temporary.rename(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -113,13 +121,15 @@ def tensors_to_write(config: ModelConfig, params: Params, dtype: Any) -> dict[st
         kind, shape = supported_dtype(dtype or leaf.dtype), stored_shape(path, leaf.shape)
         stacked = path[0].key == "layers"
         for layer, name in enumerate(names):
-            found[name] = LazyTensor(name, shape, kind, _reader(leaf, layer if stacked else None, kind))
+            found[name] = LazyTensor(name, shape, kind, tensor_reader(leaf, layer if stacked else None, kind))
     return dict(sorted(found.items(), key=lambda item: _file_order(item[0])))
 
 
-def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.ndarray]:
+def tensor_reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    """Return a function that copies a parameter, or one layer of it transposed, from its devices."""
+
     def read() -> np.ndarray:
-        if _addressable(leaf):
+        if on_this_host(leaf):
             array = np.asarray(leaf if layer is None else leaf[layer])
         else:
             array = np.asarray(tensor_gatherer(leaf.sharding)(leaf, layer))
@@ -132,7 +142,7 @@ def _reader(leaf: Any, layer: int | None, dtype: np.dtype) -> Callable[[], np.nd
     return read
 
 
-def _addressable(tree: Any) -> bool:
+def on_this_host(tree: Any) -> bool:
     """Return whether all arrays are on devices of this process, or in its memory."""
     return all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree))
 
