@@ -1,7 +1,8 @@
 """Compile the programs of a run in the background, while its data is read or its first responses are sampled.
 
 On a TPU the host's processors have little else to do, so all programs are compiled. On a CPU the run itself
-needs the processors, so only those programs are compiled that the first stage almost surely needs. On a GPU
+needs the processors, so only those programs are compiled that the first stage almost surely needs. With fewer
+than four processors, this is done only if a warm start comes first, in which there is time for it. On a GPU
 nothing is compiled in the background: there the compiler chooses kernels by timing them, and a busy GPU would
 make it choose slower ones. There, `mugrpo train` compiles the largest programs before the run starts.
 """
@@ -19,6 +20,7 @@ from mugrpo_jax.setup.sizes import sampler_plan
 from mugrpo_jax.tasks.processors import usable_processors
 from mugrpo_jax.training import UpdateStep, compile_step_ahead
 
+_FEW_PROCESSORS = 4
 _MOST_THREADS = 8  # each compilation takes some memory of the host
 
 
@@ -29,16 +31,20 @@ def compile_ahead(run: RunContext, step: UpdateStep, *, has_state: bool) -> None
     an accelerator tells how many slots fit, so that the sampler's programs may not be known before.
     """
     config = run.config
-    finished = run.checkpoints.latest() == config.stages.stop * config.batch.updates_per_stage
+    saved, processors = run.checkpoints.latest(), usable_processors()
+    finished = saved == config.stages.stop * config.batch.updates_per_stage
     if finished or _platform(run) == "gpu":
         return
+    warms_up = config.warm_start.updates > 0 and saved is None and not has_state
+    if _on_cpu(run) and processors < _FEW_PROCESSORS and not warms_up:
+        return
     # Half of the processors, because the run needs some too: to prepare data and to call the devices.
-    run.setup.programs.start(max(1, min(_MOST_THREADS, usable_processors() // 2)))
+    run.setup.programs.start(max(1, min(_MOST_THREADS, processors // 2)))
     plan = _sampler_plan(run, has_state)
     if plan is not None:
         _compile_sampler(run, plan)
     # Not before the sampler's programs, unless there is a warm start in which all of them can be compiled.
-    if plan is not None or has_state or config.warm_start.updates:
+    if plan is not None or has_state or warms_up:
         _compile_updates(run, step)
 
 

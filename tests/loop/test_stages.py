@@ -101,6 +101,7 @@ def watched(place):
     """The whole run, with a spy in it."""
     with pytest.MonkeyPatch.context() as patch:
         spy = Spy(patch)
+        patch.setattr("mugrpo_jax.loop.compile_ahead.usable_processors", lambda: 4)
         jax.clear_caches()  # what other tests of this process compiled
         stages.train(configs.load(place / "run.yaml"), place / "whole")
         jax.monitoring.unregister_event_duration_listener(spy._compiled)
