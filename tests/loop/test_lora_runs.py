@@ -18,9 +18,11 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import replay, stages
 from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.planning import plan_run
+from mugrpo_jax.setup.devices import loading_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.lora import load_base
 from mugrpo_jax.setup.run_setup import load_run_model
-from mugrpo_jax.setup.trained_model import trained_params
+from mugrpo_jax.setup.trained_model import trained_model, trained_params
 
 TARGETS = Path(__file__).parents[2] / "configs" / "targets"
 CHANGES = {
@@ -78,7 +80,6 @@ def test_sampler_and_reference_see_the_policy_of_the_updates(run):
 
 def test_the_merged_model_and_the_adapter_folder_are_what_was_trained(run, config, tmp_path):
     adapters = parameters(run, config)
-    assert main(["export", str(run), str(tmp_path / "merged")]) == 0
     assert main(["export", str(run), str(tmp_path / "adapter"), "--adapter"]) == 0
     tensors = safetensors_file.tensors_in_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert len(tensors) == 4
@@ -89,8 +90,9 @@ def test_the_merged_model_and_the_adapter_folder_are_what_was_trained(run, confi
     np.testing.assert_array_equal(parts["A"], adapters["layers"]["down"]["a"][0].T)
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (about["r"], about["lora_alpha"], about["target_modules"]) == (4, 8, ["down_proj", "q_proj"])
-    _, merged = models.load_huggingface(tmp_path / "merged")
-    base = np.asarray(load_base(config, None).params["layers"]["down"], np.float32)[0]
+    merged = trained_model(run, 4, mesh=loading_mesh).params  # what `mugrpo export` writes without --adapter
+    mesh = loading_mesh(run_model_shape(config))
+    base = np.asarray(load_base(config, mesh).params["layers"]["down"], np.float32)[0]
     wanted = base + (2 * parts["B"] @ parts["A"]).T
     assert merged["layers"]["down"].dtype == jnp.bfloat16 and np.abs(wanted - base).max() > 0.01
     np.testing.assert_allclose(np.asarray(merged["layers"]["down"], np.float32)[0], wanted, rtol=2**-8)

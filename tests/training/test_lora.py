@@ -13,7 +13,6 @@ from mugrpo_jax import models, objectives, training
 from mugrpo_jax.models import LoraDecoder, frozen_weights, lora
 from mugrpo_jax.sampling import plan_sampler
 from mugrpo_jax.sampling.programs import sampling_params
-from mugrpo_jax.setup.devices import copy_on_host
 from mugrpo_jax.setup.lora import BaseWeights
 
 ALL = tuple(lora.TARGETS)
@@ -109,11 +108,11 @@ def test_full_rank_takes_the_first_step_of_full_tuning():
         np.testing.assert_allclose(ours["layers"][name], after, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_merged_and_unmerged_log_probs_agree(dtype):
     decoder = models.Decoder(MODEL)
     model = LoraDecoder(decoder, 4, 8.0, ("q_proj", "down_proj"))
-    plain = models.cast(frozen(make_mesh()), jnp.dtype("bfloat16" if dtype == "int8" else dtype))
+    plain = models.cast(frozen(make_mesh()), jnp.bfloat16)
     base = {**plain, "layers": dict(plain["layers"])}
     if dtype == "int8":
         base = frozen_weights.quantised(base)
@@ -139,7 +138,7 @@ def test_merged_and_unmerged_log_probs_agree(dtype):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), sampled, layout)
 
 
-def test_any_mesh_gives_the_adapters_and_the_sampler_of_one_device():
+def test_any_mesh_gives_the_gradient_of_one_device():
     model, one, mesh = LoraDecoder(models.Decoder(MODEL), 4, 6.0, ALL), make_mesh(), make_mesh((2, 2, 2))
     base, adapters = frozen(mesh), random_adapters(model, mesh)
     found = gradient(model, adapters, mesh, base)
@@ -147,13 +146,6 @@ def test_any_mesh_gives_the_adapters_and_the_sampler_of_one_device():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, wanted)
     shards = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(found["layers"]["up"])}
     assert shards == {(2, 16, 4), (2, 4, 20)}  # A along fsdp, B along tensor
-    rows = models.make_mesh(data=4, tensor=2)
-    plan = plan_sampler(MODEL, max_prompt=8, max_length=16, slots=8, mesh=rows, dtype=jnp.dtype("float32"))
-    copies = copy_on_host(model, adapters | {"base": base}, plan, mesh)["layers"]
-    layers = merged(model, jax.device_get(base), jax.device_get(adapters))["layers"]
-    for number, copy in enumerate(copies):
-        for name, weight in copy.items():
-            np.testing.assert_allclose(weight, np.asarray(layers[name])[number], atol=1e-6)
 
 
 def test_remat_keeps_one_result_per_matrix():
