@@ -103,7 +103,9 @@ class TaskSection(Section):
 class SamplingSection(Section):
     """How responses are sampled for training; there is no top-k or top-p truncation."""
 
-    temperature: float = setting(1.0, "divides the logits, in sampling and in training")
+    temperature: float = setting(
+        1.0, "divides the logits while sampling, and in training unless objective.temperature is set", above=0
+    )
     max_prompt_tokens: int = setting(1536, "longest prompt; see `overlong_prompts`", least=1)
     overlong_prompts: Literal["refuse", "drop"] = setting(
         "refuse",

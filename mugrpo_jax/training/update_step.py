@@ -31,7 +31,8 @@ Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 class StepOptions:
     """Options of the loss. They are compile-time constants, so each `UpdateStep` has fixed options.
 
-    `compute_dtype` is the dtype of the forward and backward pass, and `temperature` the sampling temperature.
+    `compute_dtype` is the dtype of the forward and backward pass. `temperature` divides the logits of the
+    policy that is trained; it may differ from the temperature at which the responses were sampled.
     `Model.hidden` explains `remat`, `scan` and `attention` (there `backend`). With `share_prompts`, a prompt
     is computed once for several responses; the micro-batches must be packed for this (`SharedPacking`).
 
