@@ -254,7 +254,7 @@ def test_the_policy_that_is_trained_has_the_sampling_temperature_or_its_own(file
     assert (
         both.rollout_fingerprint() == configs.load(file, ["sampling.temperature=1.5"]).rollout_fingerprint()
     )
-    with pytest.raises(ConfigError, match="objective: temperature is 0.0; possible: a positive number"):
+    with pytest.raises(ConfigError, match=r"objective: temperature is 0\.0; possible: a positive number"):
         configs.load(file, ["objective.temperature=0"])
 
 
