@@ -80,6 +80,8 @@ def kind(hint: Any) -> str:
     """Return the type of a key in words."""
     if typing.get_origin(hint) is Literal:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return "list"
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if len(args) < len(typing.get_args(hint)):
         return f"{kind(args[0])}, list or null" if len(args) > 1 else f"{kind(args[0])} or null"

@@ -88,6 +88,8 @@ def _convert(hint: Any, value: Any, source: str, name: str) -> Any:
             raise ConfigError(f"{source}: {name} must be text or a list, got keys and values")
         return _convert(lists[0] if isinstance(value, list) and lists else plain, value, source, name)
     if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{source}: {name} must be a list, got {value!r}")
         return tuple(_convert(args[0], item, source, f"{name}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping) or hint is dict:
         if not isinstance(value, Mapping):

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+from mugrpo_jax.config.behaviors import Behavior, BehaviorSection, behaviors_of, check_behaviors
 from mugrpo_jax.config.settings import ConfigError, Section, required, setting
 
 
@@ -117,6 +118,28 @@ class SamplingSection(Section):
     )
     slots: int | None = setting(None, "sequences decoded at once; null: as many as fit", least=1)
     prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
+    behaviors: tuple[BehaviorSection, ...] | None = setting(
+        None,
+        "who writes the responses: a list of {source, share, temperature}. source: `current`, the checkpoint "
+        "RUN@UPDATES of a run, or another model with the same tokenizer, named as in model.source; share of "
+        "the responses to each prompt; temperature: null or left out is sampling.temperature. null: the "
+        "current policy writes all",
+    )
+
+    @property
+    def all_behaviors(self) -> tuple[Behavior, ...]:
+        """The policies that write responses, with their names; at least one."""
+        return behaviors_of(self.behaviors, self.temperature)
+
+    @property
+    def behavior_names(self) -> tuple[str, ...]:
+        """The names of the behaviors, each once, in order; () if all responses have the same."""
+        names = tuple(sorted({behavior.name for behavior in self.all_behaviors}))
+        return names if len(names) > 1 else ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_behaviors(self.behaviors)
 
 
 @dataclasses.dataclass(frozen=True)

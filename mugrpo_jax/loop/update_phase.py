@@ -46,6 +46,7 @@ def optimise(
             equal_groups=batch.equal_groups,
             parts=local_parts(run.setup.mesh),
             reference=reference,
+            behaviors=run.behaviors,
         )
         if cursor.data is not None:
             stream.seek(cursor.data)
@@ -65,7 +66,9 @@ def optimise(
 def check_loss(run: RunContext) -> None:
     """Trace the loss with abstract arrays, so that settings that cannot train raise an error at once."""
     state = run.abstract_state()
-    abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
+    abstract = abstract_update(
+        run.setup.buckets(), reference=run.config.uses_reference, behaviors=bool(run.behaviors)
+    )
     try:
         _step(run, state).metric_names(state, abstract)
     except (TypeError, ValueError) as error:
@@ -83,6 +86,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
             run.setup.step_options(),
             state=state,
             statistics=update_statistics(run.config),
+            behaviors=run.behaviors,
         )
     return run.step
 

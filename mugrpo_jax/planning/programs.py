@@ -26,6 +26,7 @@ from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_params, abstract_slots, lower_decode, mesh_of, run_prompts
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
+from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.training.update_step import frozen_weights
 
 # The naive packer skips the search for fast machine code. The search takes most of the compile time and
@@ -146,6 +147,7 @@ class UpdatePrograms:
         self.config, self.mesh, self.model = config, mesh, Decoder(model)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
+        self.behaviors = behavior_names(config)
         self.step = training.UpdateStep(
             self.model,
             config.objective.build(),
@@ -154,6 +156,7 @@ class UpdatePrograms:
             step_options(config),
             state=self.state,
             statistics=update_statistics(config),
+            behaviors=self.behaviors,
         )
 
     @property
@@ -229,9 +232,10 @@ class UpdatePrograms:
 
     def _batch(self, shape: Shape, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
         split = batch_sharding(self.mesh)
+        more = {"reference": self.config.uses_reference, "behaviors": bool(self.behaviors)}
         return {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-            for name, leaf in abstract_micro_batch(shape, parts, reference=self.config.uses_reference).items()
+            for name, leaf in abstract_micro_batch(shape, parts, **more).items()
         }
 
     def _compute(self) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
+from mugrpo_jax.setup.behavior_policy import behavior_shape, check_behaviors, other_sources
 from mugrpo_jax.setup.devices import local_device, run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.reference_policy import check_reference, reference_shape
@@ -74,6 +76,8 @@ class RunPlan:
       memory: bytes on each device.
       checkpoint_bytes: size of one checkpoint on disk.
       problem: one line that says why the run does not fit on these devices; None if no reason is known.
+      behaviors: sizes of the samplers of other models that write responses, by their sources. They run one
+        after the other, so that the largest counts.
     """
 
     config: RunConfig
@@ -84,6 +88,7 @@ class RunPlan:
     memory: Memory
     checkpoint_bytes: int
     problem: str | None = None
+    behaviors: Mapping[str, SamplerPlan] = dataclasses.field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -145,6 +150,7 @@ class RunPlan:
             "evaluation": self._evaluation(),
             "programs": self._programs(),
             "sampler": str(self.sampler or "none").removeprefix("sampler: "),
+            "behaviors": self._behaviors(),
             "memory": self._memory(),
             "copies": self._copies(),
             "disk": self._disk(),
@@ -228,6 +234,17 @@ class RunPlan:
         sizes = ", ".join(f"{shape.tokens:,}" for shape in self.buckets.sizes(self.buckets.lengths[0]))
         return f"micro-batches of {sizes} tokens, in rows of up to {lengths}; compiled as they come"
 
+    def _behaviors(self) -> str:
+        if self.config.sampling.behaviors is None or not self.responses_per_stage:
+            return ""
+        listed = self.config.sampling.all_behaviors
+        shares = ", ".join(f"{b.share:g} by {b.name} at temperature {b.temperature:g}" for b in listed)
+        others = [
+            f"{source}: {plan.config.num_params:,} parameters, {plan.slots} slots"
+            for source, plan in self.behaviors.items()
+        ]
+        return "; ".join([shares, *others]) + ("; one model after the other" if others else "")
+
     def _copies(self) -> str:
         """Say what every device holds whole although the run has several devices."""
         shape, tensor = self.mesh.shape, self.config.mesh.sampling_tensor
@@ -276,12 +293,22 @@ def plan_run(
     mesh = run_mesh(config) if mesh is None else mesh
     check_mesh(model, mesh)
     check_reference(config, mesh)
+    check_behaviors(config, mesh)
     state = abstract_state(config, model, mesh)
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
     frozen = bytes_on_device((state.proximal, kept_reference(config, mesh)))
     device = free_memory(local_device(mesh)) if device_memory is None else device_memory
     sampler, problem = _sampler(config, model, mesh, weights + optimizer + drift + frozen, device)
+    behaviors: dict[str, SamplerPlan] = {}
+    for source in other_sources(config) if problem is None else ():
+        other, loaded = _behavior(config, source, mesh)
+        kept = weights + optimizer + drift + frozen + loaded
+        plan, problem = _sampler(config, other, mesh, kept, device)
+        if plan is None:
+            problem = f"the behavior {source}: {problem}"
+            break
+        behaviors[source] = plan
     memory = Memory(
         weights=weights,
         optimizer=optimizer,
@@ -289,7 +316,7 @@ def plan_run(
         frozen=frozen,
         gradients=weights,
         compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
-        sampler=0 if sampler is None else sampler.weight_bytes + sampler.cache_bytes + sampler.work_bytes,
+        sampler=max(map(_sampler_bytes, (sampler, *behaviors.values()))),
         device=device,
     )
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -298,7 +325,19 @@ def plan_run(
             f"an update takes {human(memory.updating)} on each device without activations, and "
             f"{human(device)} are free; more devices along mesh.fsdp or track_drift=false would help"
         )
-    return RunPlan(config, model, mesh, update_buckets(config, mesh), sampler, memory, whole, problem)
+    buckets = update_buckets(config, mesh)
+    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, behaviors)
+
+
+def _behavior(config: RunConfig, source: str, mesh: Mesh) -> tuple[ModelConfig, int]:
+    """Return the shape of another model that writes responses, and the bytes of its loaded weights."""
+    shape = behavior_shape(source)
+    model, params = models.abstract(shape, dtype=jnp.dtype(config.model.sampling_dtype))
+    return shape, bytes_on_device(placed(params, models.param_sharding(mesh, model, params)))
+
+
+def _sampler_bytes(plan: SamplerPlan | None) -> int:
+    return 0 if plan is None else plan.weight_bytes + plan.cache_bytes + plan.work_bytes
 
 
 def _sampler(

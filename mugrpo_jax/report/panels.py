@@ -6,6 +6,15 @@ import numpy as np
 
 from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.against_staleness import drawable, for_all
+from mugrpo_jax.report.behavior_panels import (
+    behavior_abandoned,
+    behavior_entropy,
+    behavior_kl,
+    behavior_log_ratio,
+    behavior_ratio,
+    behavior_reward,
+    behavior_sample_size,
+)
 from mugrpo_jax.report.objective_panels import adapted, clipped, vetoed
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
@@ -246,6 +255,15 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         gap,
         drift,
         gradient_cosine,
+    ),
+    "By behavior": (
+        behavior_reward,
+        behavior_ratio,
+        behavior_sample_size,
+        behavior_kl,
+        behavior_log_ratio,
+        behavior_abandoned,
+        behavior_entropy,
     ),
     "Responses": (response_length, finish_reasons, broken_responses),
     "Time": (time_spent, throughput, slot_occupancy),

@@ -6,6 +6,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -148,6 +149,9 @@ def check_response(
     tokens = _tokens("the response", found.tokens, vocab_size)
     if not found.logprobs:
         raise BadRow("no log-probs; without them no ratio can be computed")
+    name = found.behavior or behavior
+    if not re.fullmatch(r"[\w.-]+", name):  # metrics are named after it
+        raise BadRow(f"the behavior {name!r} has characters other than letters, digits, '.', '-' and '_'")
     logprobs = _logprobs(found.logprobs)
     if len(logprobs) != len(tokens):
         raise BadRow(f"{len(tokens)} response tokens, but {len(logprobs)} log-probs")
@@ -159,7 +163,7 @@ def check_response(
         status=str(found.status),
         malformed=found.malformed,
         parts={name: _number(f"reward {name}", value) for name, value in found.parts.items()},
-        behavior=found.behavior or behavior,
+        behavior=name,
     )
 
 

@@ -194,13 +194,14 @@ def read_index(stage: RolloutFolder) -> StageIndex:
 def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> Iterator[Group]:
     """Yield the groups of some shards (None: all), which must exist, in the order of their prompts."""
     for shard in range(stage.shards) if shards is None else shards:
-        records = _read_records(stage.path(shard))
+        records = read_records(stage.path(shard))
         size = len(records) // len(stage.shard_prompts(shard))
         for start in range(0, len(records), size):
             yield decode(records[start : start + size])
 
 
-def _read_records(path: Path) -> list[bytes]:
+def read_records(path: Path) -> list[bytes]:
+    """Return the records of an ArrayRecord file, which may be in a bucket."""
     copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
     with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
         return reader.read_all()

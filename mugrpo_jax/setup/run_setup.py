@@ -9,10 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import Decoder, Tokenizer
+from mugrpo_jax.models import Decoder, ModelConfig, Tokenizer
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
+from mugrpo_jax.setup.behavior_policy import load_behavior, other_sources
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
@@ -27,6 +28,7 @@ class RunSetup:
 
     `mesh` has all devices of the run. `programs` caches the samplers' compiled programs, so that only the
     first sampler compiles. `sampler_file` records the planned slots; None plans them anew at every start.
+    `behavior_plans` has the sizes of the samplers of other models, by their sources.
     """
 
     config: RunConfig
@@ -34,6 +36,7 @@ class RunSetup:
     tokenizer: Tokenizer
     mesh: Mesh
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    behavior_plans: dict[str, SamplerPlan] = dataclasses.field(default_factory=dict)
     sampler_file: Path | None = None
 
     def prompt_tokens(self, problem: Problem) -> np.ndarray:
@@ -66,6 +69,24 @@ class RunSetup:
             return Sampler(self.model, params, plan, self.programs)
         weights = copy_on_host(self.model, params, plan, self.mesh)
         return Sampler(self.model, weights, plan, self.programs, prepared=True)
+
+    def behavior_sampler(self, source: str) -> Sampler:
+        """Load another model that writes responses, and return a sampler with it; the caller must close it."""
+        loaded = load_behavior(self.config, source, self.mesh)
+        if source not in self.behavior_plans:  # after loading, so that the weights are not counted as free
+            self.behavior_plans[source] = self._behavior_plan(source, loaded.config)
+        plan, programs = self.behavior_plans[source], self.programs.setdefault(source, {})
+        if plan.mesh is None:
+            return Sampler(loaded.model, loaded.params, plan, programs)
+        weights = copy_on_host(loaded.model, loaded.params, plan, self.mesh)
+        return Sampler(loaded.model, weights, plan, programs, prepared=True)
+
+    def _behavior_plan(self, source: str, shape: ModelConfig) -> SamplerPlan:
+        if self.sampler_file is None:
+            return sampler_plan(self.config, shape, self.mesh)
+        number = other_sources(self.config).index(source)
+        file = self.sampler_file.with_name(f"sampler-{number}.json")
+        return recorded_sampler_plan(self.config, shape, self.mesh, file)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:

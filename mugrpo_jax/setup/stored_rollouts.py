@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models import ModelConfig, Tokenizer
 from mugrpo_jax.models.io.loading import model_shape, model_tokenizer
+from mugrpo_jax.rollouts.rollout_folder import read_manifest
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.trained_model import is_run
@@ -32,6 +33,18 @@ def stage_folders(path: Path, stage: int | None = None) -> dict[int, Path]:
         raise ConfigError(f"{path}: no stage {stage}; it has {', '.join(map(str, stages))}")
     chosen = stages if stage is None else [stage]
     return {number: folder if is_stage(folder) else stage_folder(folder, number) for number in chosen}
+
+
+def behavior_names(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the behaviors that wrote a run's responses; () if all have the same.
+
+    A replay has those of the stage that it replays.
+    """
+    if config.replay.run is None:
+        return config.sampling.behavior_names
+    folder = stage_folders(to_path(config.replay.run), config.replay.stage)[config.replay.stage]
+    names = tuple(sorted(read_manifest(folder / "manifest.json").get("behaviors", {})))
+    return names if len(names) > 1 else ()
 
 
 def shape_of(name: str | Path) -> ModelConfig:

@@ -8,7 +8,7 @@ from the whole update, `UpdateStatistics` computes these before the first `accum
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -57,7 +57,9 @@ class UpdateStep:
 
     The `state` of the constructor may be abstract, because only its shapes are used. `statistics` computes
     batch statistics of the objective from the whole update; without it, the objective computes them from each
-    micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics. With
+    `behaviors`, the names by which the array `behavior` of a micro-batch numbers them, all these metrics and
+    those of the objective are also computed for the responses of each behavior alone.
     """
 
     def __init__(
@@ -71,13 +73,14 @@ class UpdateStep:
         state: TrainState,
         statistics: objectives.Statistics | None = None,
         diagnose: bool = True,
+        behaviors: Sequence[str] = (),
     ) -> None:
         self.mesh = mesh
         logprobs = functools.partial(batch_logprobs, model, options)
         self.statistics = None if statistics is None else UpdateStatistics(logprobs, statistics, mesh)
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
-        loss = functools.partial(_loss, model, objective, options, diagnose)
+        loss = functools.partial(_loss, model, objective, options, tuple(behaviors) if diagnose else None)
         self.prepare = jax.jit(
             functools.partial(_prepare, jnp.dtype(options.compute_dtype)),
             static_argnames="names",
@@ -157,7 +160,7 @@ def _loss(
     model: Model,
     objective: Objective,
     options: StepOptions,
-    diagnose: bool,
+    behaviors: Sequence[str] | None,
     params: Any,
     batch: dict[str, Any],
     denominator: jax.Array,
@@ -173,16 +176,28 @@ def _loss(
         kept = options.proximal == "state"
         proximal = batch_logprobs(model, options, batch["proximal"], batch)[0] if kept else logp
         more["proximal_logp"] = jax.lax.stop_gradient(proximal)
-    loss, metrics = objective(*inputs, denominator=denominator, **more, **statistics)
-    if diagnose:
-        metrics = objectives.diagnostics(*inputs) | metrics
-        valid, count = batch["mask"] != 0, jnp.maximum(batch["mask"].sum(), 1)
-        gap = jnp.abs(logp - batch["behavior_logp"]) * valid
-        metrics["gap_max"] = jax.lax.stop_gradient(gap.max())
-        metrics["gap/tokens"] = jax.lax.stop_gradient(gap.sum()) / count
-        if entropy is not None:
-            metrics["entropy/tokens"] = jax.lax.stop_gradient(jnp.where(valid, entropy, 0.0).sum()) / count
+    objective = functools.partial(objective, denominator=denominator, **more, **statistics)
+    loss, metrics = objective(*inputs)
+    if behaviors is not None:
+        metrics = _diagnostics(*inputs, entropy) | metrics
+    for number, name in enumerate(behaviors or ()):
+        mine = (*inputs[:3], batch["mask"] * (batch["behavior"] == number)[:, None])
+        found = _diagnostics(*mine, entropy) | jax.lax.stop_gradient(objective(*mine)[1])
+        metrics |= {f"{key}@{name}": value for key, value in found.items()}
     return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
+
+
+def _diagnostics(
+    logp: jax.Array, behavior_logp: jax.Array, advantages: jax.Array, mask: jax.Array, entropy: Any
+) -> objectives.Metrics:
+    """Return `objectives.diagnostics`, the sampler-trainer gap, and the entropy if it is known."""
+    metrics = objectives.diagnostics(logp, behavior_logp, advantages, mask)
+    valid, count = mask != 0, jnp.maximum(mask.sum(), 1)
+    gap = jnp.abs(logp - behavior_logp) * valid
+    metrics |= {"gap_max": gap.max(), "gap/tokens": gap.sum() / count}
+    if entropy is not None:
+        metrics["entropy/tokens"] = jnp.where(valid, entropy, 0.0).sum() / count
+    return jax.lax.stop_gradient(metrics)
 
 
 def batch_logprobs(
@@ -228,7 +243,8 @@ def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, A
     The weights are cast before they are all-gathered, so that bfloat16 halves the communication.
     """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
-    metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}
+    plain = {name: name.partition("@")[0][-4:] for name in names}
+    metrics = {name: jnp.full((), start.get(end, 0.0), jnp.float32) for name, end in plain.items()}
     return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), metrics
 
 

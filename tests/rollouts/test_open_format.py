@@ -24,7 +24,7 @@ def response(rng, number) -> Rollout:
         status="ok" if number % 3 else "timeout",
         malformed=number % 2 == 0,
         parts={"math": float(rng.normal()), "length": 0.5},
-        behavior="teacher@1.3" if number == 3 else "current",
+        behavior="teacher-t1.3" if number == 3 else "current",
     )
 
 
