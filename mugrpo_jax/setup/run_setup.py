@@ -71,7 +71,7 @@ class RunSetup:
         return Sampler(self.model, weights, plan, self.programs, prepared=True)
 
     def behavior_sampler(self, source: str) -> Sampler:
-        """Load another model that writes responses, and return a sampler with it; the caller must close it."""
+        """Load another model that writes responses; return a sampler, which the caller must close."""
         loaded = load_behavior(self.config, source, self.mesh)
         if source not in self.behavior_plans:  # after loading, so that the weights are not counted as free
             self.behavior_plans[source] = self._behavior_plan(source, loaded.config)

@@ -57,8 +57,8 @@ class UpdateStep:
 
     The `state` of the constructor may be abstract, because only its shapes are used. `statistics` computes
     batch statistics of the objective from the whole update; without it, the objective computes them from each
-    micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics. With
-    `behaviors`, the names by which the array `behavior` of a micro-batch numbers them, all these metrics and
+    micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    With `behaviors`, the names that the array `behavior` of a micro-batch numbers, all these metrics and
     those of the objective are also computed for the responses of each behavior alone.
     """
 
@@ -180,11 +180,24 @@ def _loss(
     loss, metrics = objective(*inputs)
     if behaviors is not None:
         metrics = _diagnostics(*inputs, entropy) | metrics
-    for number, name in enumerate(behaviors or ()):
-        mine = (*inputs[:3], batch["mask"] * (batch["behavior"] == number)[:, None])
-        found = _diagnostics(*mine, entropy) | jax.lax.stop_gradient(objective(*mine)[1])
-        metrics |= {f"{key}@{name}": value for key, value in found.items()}
+    if behaviors:
+        metrics |= _by_behavior(behaviors, batch["behavior"], objective, inputs, entropy)
     return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
+
+
+def _by_behavior(
+    names: Sequence[str], numbers: jax.Array, objective: Objective, inputs: Sequence[jax.Array], entropy: Any
+) -> objectives.Metrics:
+    """Return all metrics for the responses of each behavior alone, under their keys, `@` and its name."""
+    logp, *given, mask = jax.lax.stop_gradient(tuple(inputs))
+
+    def found(number: jax.Array) -> objectives.Metrics:
+        mine = logp, *given, mask * (numbers == number)[:, None]
+        return _diagnostics(*mine, entropy) | objective(*mine)[1]
+
+    # Mapped over the behaviors, so that more of them do not take longer to compile.
+    values = jax.vmap(found)(jnp.arange(len(names)))
+    return {f"{key}@{name}": array[i] for i, name in enumerate(names) for key, array in values.items()}
 
 
 def _diagnostics(

@@ -13,14 +13,20 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import sampling_passes, stages
+from mugrpo_jax.loop.generation_phase import generate_stage
+from mugrpo_jax.loop.resume import resume
+from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.models.io.huggingface_export import save_huggingface
-from mugrpo_jax.models.io.loading import tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer
 from mugrpo_jax.report import panels, read_run
+from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import encode, open_stage, read_groups
 from mugrpo_jax.setup import run_setup
 from mugrpo_jax.setup.initial_model import initial_model, run_model_tokenizer
+from mugrpo_jax.setup.sizes import step_options
+from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.setup.trained_model import load_any_model
+from mugrpo_jax.training import Cursor
 
 CONFIG = """
 model:
@@ -29,10 +35,10 @@ model:
   compute_dtype: float32
   sampling_dtype: float32
   remat: none
-task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: behavior_rewards:short, scorers: 0}
+task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: own_rewards:short, scorers: 0}
 sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 16, prompts_per_shard: 2}
 batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 1, stages: 1,
-        tokens_per_micro_batch: 512, length_multiple: 32}
+        tokens_per_micro_batch: 63, length_multiple: 32}
 objective: {name: mu_grpo}
 evaluation: {problems: 0}
 report: {samples: 0}
@@ -50,12 +56,12 @@ def place(program_folder):
 def prepared(program_folder, patch):
     (program_folder / "run.yaml").write_text(CONFIG)
     reward = "def short(text, problem):\n    return 1.0 / (1 + len(text))\n"
-    (program_folder / "behavior_rewards.py").write_text(reward)
+    (program_folder / "own_rewards.py").write_text(reward)
     patch.syspath_prepend(program_folder)
     # One device is faster to compile for.
     patch.setattr(run_setup, "run_mesh", lambda _: models.make_mesh(devices=jax.devices()[:1]))
     config = configs.load(program_folder / "run.yaml")
-    other = tiny_model(run_model_tokenizer(config), seed=7, hidden_size=32, head_dim=8)
+    other = initial_model(dataclasses.replace(config, seed=7), models.make_mesh(devices=jax.devices()[:1]))
     folder = program_folder / "other"
     save_huggingface(other.params, folder, config=other.config, source=None, tokenizer=other.tokenizer)
     yield program_folder
@@ -75,8 +81,11 @@ def records(run, kind):
     return [record for record in found if record["kind"] == kind]
 
 
-def train(config, folder):
-    return stages.train(config, folder)
+def generate(config, folder):
+    """Only the first phase of a run."""
+    with open_run(config, folder) as run:
+        generate_stage(run, *resume(run)[:1], 0, Cursor())
+    return folder
 
 
 MIXED = [
@@ -91,7 +100,7 @@ def mixed(place):
     """A run with two models and three temperatures."""
     behaviors = [b | {"source": b["source"].replace("OTHER", str(place / "other"))} for b in MIXED]
     config = load(place, behaviors, *HOT)
-    return config, train(config, place / "mixed")
+    return config, stages.train(config, place / "mixed")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -135,7 +144,7 @@ def test_ratios_are_those_of_the_trained_temperature_and_the_behavior_that_wrote
         for rollout in group.rollouts:
             logp = teacher_forced(here, group, rollout, 0.8)
             ratios[rollout.behavior] += np.exp(logp - rollout.logprobs).tolist()
-    both = sum(ratios.values(), [])
+    both = [value for values in ratios.values() for value in values]
     np.testing.assert_allclose(update["ratio/tokens"], np.mean(both), rtol=1e-4)
     for name, values in ratios.items():
         assert update[f"tokens@{name}"] == len(values)
@@ -166,35 +175,43 @@ def test_a_killed_generation_goes_on_without_sampling_anything_twice(place, mixe
     original = sampling_passes.write_shards
 
     def watched(sampler, folder, *arguments, **keywords):
-        sampled.append((folder.number, sampler.plan.config.hidden_size))
+        sampled.append(folder.number)
         if len(sampled) == 2:  # the second model has begun
             raise KeyboardInterrupt
         return original(sampler, folder, *arguments, **keywords)
 
     monkeypatch.setattr(sampling_passes, "write_shards", watched)
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
     with pytest.raises(KeyboardInterrupt):
-        train(config, run)
-    assert sorted(path.name for path in (run / "rollouts" / "stage-000").iterdir()) == ["part-0"]
-    train(config, run)
-    assert sampled == [(0, 16), (1, 32), (1, 32)]  # the responses of the first model are kept
+        generate(config, run)
+    assert [path.name for path in (run / "rollouts" / "stage-000").iterdir()] == ["part-0"]
+    generate(config, run)
+    assert sampled == [0, 1, 1]  # the responses of the first model are kept
     assert [encode(group) for group in groups(run)] == [encode(group) for group in groups(whole)]
     names = {path.name for path in (run / "rollouts" / "stage-000").iterdir()}
     assert names == {path.name for path in (whole / "rollouts" / "stage-000").iterdir()}
-    assert records(run, "update")[0]["loss"] == records(whole, "update")[0]["loss"]
 
 
-def test_two_behaviors_that_are_the_same_policy_are_one(place):
-    plain = train(configs.load(place / "run.yaml"), place / "plain")
+def test_two_behaviors_that_are_the_same_policy_are_one(place, monkeypatch):
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    plain = configs.load(place / "run.yaml")
     half = {"source": "current", "share": 0.5, "temperature": 1.0}
-    twice = train(load(place, [half, half], "objective.temperature=1"), place / "twice")
-    assert [encode(group) for group in groups(twice)] == [encode(group) for group in groups(plain)]
-    ends = [load_any_model(run).params for run in (plain, twice)]
-    assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, ends), strict=True))
-    source = f"{plain}@1"
-    older = dataclasses.replace(configs.load(place / "run.yaml"), seed=3)
-    listed = load(place, [{"source": source, "share": 1.0}]).sampling
-    done = train(dataclasses.replace(older, sampling=listed), place / "older")
-    assert {r.behavior for group in groups(done) for r in group.rollouts} == {"plain-1"}
+    twice = load(place, [half, half], "objective.temperature=1")
+    found = [groups(generate(config, place / name)) for name, config in (("plain", plain), ("twice", twice))]
+    assert [encode(group) for group in found[1]] == [encode(group) for group in found[0]]
+    assert step_options(twice) == step_options(plain) and not behavior_names(twice)
+
+
+def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    config = load(place, [{"source": f"{mixed[1]}@1", "share": 1.0}], "seed=3")
+    policy = load_any_model(mixed[1], step=1)
+    for group in groups(generate(config, place / "older"))[:2]:
+        for rollout in group.rollouts:
+            assert rollout.behavior == "mixed-1"
+            np.testing.assert_allclose(
+                rollout.logprobs, teacher_forced(policy, group, rollout, 1.0), atol=1e-5
+            )
 
 
 def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, tmp_path):
@@ -223,6 +240,8 @@ def test_the_plan_counts_one_model_after_the_other(place):
     plan = planning.plan_run(config)
     assert list(plan.behaviors) == [str(place / "other")]
     assert "one model after the other" in str(plan)
-    needed = plan.memory.state + plan.sampler.weight_bytes
-    small = planning.plan_run(config, device_memory=needed)
-    assert small.problem is not None and "behavior" in str(small.problem) or "does not fit" in small.problem
+    # Enough memory for the sampler of the run's own model, but not beside the loaded weights of the other.
+    sampler = plan.sampler.weight_bytes + plan.sampler.cache_bytes + plan.sampler.work_bytes
+    small = planning.plan_run(config, device_memory=plan.memory.state + int(sampler / 0.92) + 1)
+    assert small.sampler is not None and small.problem.startswith("the behavior ")
+    assert "does not fit" in small.problem
