@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.rollouts.records import CURRENT, FINISH_REASONS, Group, Rollout
+from mugrpo_jax.rollouts.records import FINISH_REASONS, Group, Rollout
 
 FORMAT = "mugrpo-rollouts/1"
 # The columns of a row and their Parquet types. In JSON, a list is a list, and a map is an object.
@@ -117,6 +117,13 @@ def from_row(row: Mapping[str, Any]) -> list[Candidate]:
         raise BadRow(f"format is {row.get('format')!r}; this version reads {FORMAT}")
     if missing := [name for name in COLUMNS if name not in row and name != "malformed"]:
         raise BadRow(f"no field {missing[0]!r}")
+    if not isinstance(row["stage"], Mapping):
+        raise BadRow("the field 'stage' has no keys and values")
+    for name, kind in (("group", int), ("sample", int), ("problem", str), ("status", str), ("behavior", str)):
+        if type(row[name]) is not kind:
+            raise BadRow(f"the field {name!r} is {row[name]!r}")
+    if row["finish"] not in FINISH_REASONS:
+        raise BadRow(f"the field 'finish' is {row['finish']!r}; possible: {', '.join(FINISH_REASONS)}")
     return [
         Candidate(
             group=row["group"],
@@ -129,7 +136,7 @@ def from_row(row: Mapping[str, Any]) -> list[Candidate]:
             status=row["status"],
             malformed=row.get("malformed"),
             parts=dict(row["reward_parts"] or {}),
-            behavior=row["behavior"] or CURRENT,
+            behavior=row["behavior"],
             sample=row["sample"],
             stage=row["stage"],
         )
@@ -161,7 +168,7 @@ def check_response(
         reward=_number("reward", found.reward),
         finish=_finish(found, tokens, eos_ids),
         status=str(found.status),
-        malformed=found.malformed,
+        malformed=None if found.malformed is None else bool(found.malformed),
         parts={name: _number(f"reward {name}", value) for name, value in found.parts.items()},
         behavior=name,
     )

@@ -208,6 +208,11 @@ def read(row: Any, system: str) -> tuple[str, list[Candidate]]:
         raise BadRow(f"a {type(row).__name__}, not an object with fields")
     found = detect(row) if system == "auto" else system
     try:
-        return found, READERS[found](row)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        candidates = READERS[found](row)
+        for candidate in candidates:
+            hash(candidate.group)  # raises TypeError if it cannot be the key of a group
+        return found, candidates
+    except BadRow:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BadRow(f"not as {found} writes it ({type(error).__name__}: {error})") from None
