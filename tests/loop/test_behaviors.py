@@ -116,9 +116,13 @@ def teacher_forced(policy, group, rollout, temperature):
     return logp[np.arange(len(tokens) - 1), tokens[1:]][len(group.prompt) - 1 :]
 
 
+def on_host(loaded):
+    return dataclasses.replace(loaded, params=jax.device_get(loaded.params))  # so that they compile once
+
+
 def policies(place, config):
-    here = initial_model(config, models.make_mesh(devices=jax.devices()[:1]))
-    there = load_any_model(place / "other")
+    here = on_host(initial_model(config, models.make_mesh(devices=jax.devices()[:1])))
+    there = on_host(load_any_model(place / "other"))
     return {"current": (here, 1.5), "other-t0.7": (there, 0.7)}
 
 
@@ -205,7 +209,7 @@ def test_two_behaviors_that_are_the_same_policy_are_one(place, monkeypatch):
 def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
     monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
     config = load(place, [{"source": f"{mixed[1]}@1", "share": 1.0}], "seed=3")
-    policy = load_any_model(mixed[1], step=1)
+    policy = on_host(load_any_model(mixed[1], step=1))
     for group in groups(generate(config, place / "older"))[:2]:
         for rollout in group.rollouts:
             assert rollout.behavior == "mixed-1"
