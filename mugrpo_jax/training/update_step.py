@@ -189,10 +189,10 @@ def _by_behavior(
     names: Sequence[str], numbers: jax.Array, objective: Objective, inputs: Sequence[jax.Array], entropy: Any
 ) -> objectives.Metrics:
     """Return all metrics for the responses of each behavior alone, under their keys, `@` and its name."""
-    logp, *given, mask = jax.lax.stop_gradient(tuple(inputs))
+    logp, behavior_logp, advantages, mask = jax.lax.stop_gradient(tuple(inputs))
 
     def found(number: jax.Array) -> objectives.Metrics:
-        mine = logp, *given, mask * (numbers == number)[:, None]
+        mine = logp, behavior_logp, advantages, mask * (numbers == number)[:, None]
         return _diagnostics(*mine, entropy) | objective(*mine)[1]
 
     # Mapped over the behaviors, so that more of them do not take longer to compile.
