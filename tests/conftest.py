@@ -19,7 +19,7 @@ from fake_gcs import FakeGcs
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
 TOGETHER = tuple(
     f"/test_{name}.py"
-    for name in ("cli", "distributed", "page", "planning", "resume", "samples", "stages", "tpu")
+    for name in ("behaviors", "cli", "distributed", "page", "planning", "resume", "samples", "stages", "tpu")
 )
 
 

@@ -82,7 +82,7 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("overlong_buffer=5000", "overlong_buffer: 5000 is more than sampling.max_response_tokens=2560"),
         ("batch.length_multiple=0", "batch.length_multiple: must be at least 1, got 0"),
         ("checkpoints.every=0", "checkpoints.every: must be at least 1, got 0"),
-        ("sampling.temperature=0", "sampling.temperature: must be positive for training, got 0.0"),
+        ("sampling.temperature=0", "sampling.temperature: must be above 0, got 0.0"),
         ("model.tiny.num_heads=0", "model.tiny.num_heads: must be at least 1, got 0"),
         ("model.tiny.num_heads=5", "model.tiny.num_heads: twice 5 must divide model.tiny.hidden_size=128"),
         ("replay.stage=3", "replay.stage: 3 is not one of the 3 stages"),
@@ -240,6 +240,22 @@ def test_no_number_may_be_nan_or_infinite():
         message = re.escape(f"knob 'clip_high' is {value}; possible: a finite number of type float32")
         with pytest.raises(ValueError, match=message):
             ObjectiveConfig("grpo", {"clip_high": value})
+
+
+def test_the_policy_that_is_trained_has_the_sampling_temperature_or_its_own(file):
+    for changes, trained in (
+        ([], 1.0),
+        (["sampling.temperature=1.5"], 1.5),
+        (["objective.temperature=1"], 1.0),
+    ):
+        assert configs.load(file, changes).training_temperature == trained
+    both = configs.load(file, ["sampling.temperature=1.5", "objective.temperature=0.8"])
+    assert (both.sampling.temperature, both.training_temperature) == (1.5, 0.8)
+    assert (
+        both.rollout_fingerprint() == configs.load(file, ["sampling.temperature=1.5"]).rollout_fingerprint()
+    )
+    with pytest.raises(ConfigError, match=r"objective: temperature is 0\.0; possible: a positive number"):
+        configs.load(file, ["objective.temperature=0"])
 
 
 def test_limits_may_change_when_a_run_resumes_and_nothing_that_decides_its_data(file):

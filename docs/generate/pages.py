@@ -19,7 +19,14 @@ from typing import Any
 from mugrpo_jax import objectives
 from mugrpo_jax.cli import main as cli
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.config.commented_config import as_json, first_paragraph, kind, knobs_of, meaning
+from mugrpo_jax.config.commented_config import (
+    OBJECTIVE_TEMPERATURE,
+    as_json,
+    first_paragraph,
+    kind,
+    knobs_of,
+    meaning,
+)
 
 HIDDEN = "remove-cell"  # the tag of cells that only check a notebook; pages leave them out
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -62,7 +69,11 @@ def _row(field: Any, hint: Any, prefix: str) -> str:
     about = meaning(field)
     if hint is objectives.ObjectiveConfig:
         about = f"{about}; knobs [below](#knobs)"
-        return f"| `{name}.name` | name | `{as_json(default.name)}` | {_cell(about)} |"
+        kind_of, _, temperature = OBJECTIVE_TEMPERATURE.partition(": ")
+        return (
+            f"| `{name}.name` | name | `{as_json(default.name)}` | {_cell(about)} |\n"
+            f"| `{name}.temperature` | {kind_of} | `{as_json(default.temperature)}` | {_cell(temperature)} |"
+        )
     return f"| `{name}` | {kind(hint)} | `{as_json(default)}` | {_cell(about)} |"
 
 

@@ -12,12 +12,28 @@ from types import TracebackType
 from typing import NoReturn
 
 from mugrpo_jax import __version__
-from mugrpo_jax.cli import config, export, generate, init, plan, replay, report, rollouts, sft, train
+from mugrpo_jax.cli import (
+    config,
+    export,
+    generate,
+    init,
+    plan,
+    replay,
+    report,
+    rollouts,
+    rollouts_export,
+    rollouts_import,
+    sft,
+    train,
+)
 from mugrpo_jax.cli import eval as evaluate
 from mugrpo_jax.training_packages import check_installed
 
 STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
-COMMANDS = (init, config, train, sft, generate, evaluate, rollouts, replay, export, report, plan)
+COMMANDS = (
+    *(init, config, train, sft, generate, evaluate, rollouts, rollouts_export, rollouts_import, replay),
+    *(export, report, plan),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +99,10 @@ def _print_error(kind: type[BaseException], error: BaseException, trace: Traceba
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; `key=value` overrides may stand anywhere after the command's name."""
     program = parser()
-    arguments, rest = program.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["rollouts"] and words[1:2] in (["export"], ["import"]):  # one command of two words
+        words = [" ".join(words[:2]), *words[2:]]
+    arguments, rest = program.parse_known_args(words)
     # argparse accepts positional arguments only in one block; it returns the other overrides in `rest`.
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides = [*arguments.overrides, *rest]

@@ -19,11 +19,18 @@ def add(commands: shared.Commands) -> None:
         run,
         help="optimise a stage of a run again, with its stored rollouts",
         more="The replay starts from the run's checkpoint before that stage, with the run's config and your "
-        "overrides. A run with checkpoints.keep_stage_starts=true keeps the checkpoints before all stages.",
+        "overrides. A run with checkpoints.keep_stage_starts=true keeps the checkpoints before all stages. "
+        "RUN may also be a stage that `mugrpo rollouts import` made: then --config is needed, and the replay "
+        "starts from its model.source.",
         example="mugrpo replay runs/first --stage 1 objective.name=grpo --out runs/first-grpo",
     )
     shared.add_source_run(parser)
     shared.add_overrides(parser)
+    parser.add_argument(
+        "--config",
+        help="for an imported stage: a YAML file, or the name of a shipped config; the sizes of the batch "
+        "are fitted to the stage, unless you override them",
+    )
     parser.add_argument(
         "--stage", type=shared.at_least(0), default=0, help="index of the stage, from 0 (default: 0)"
     )
@@ -36,14 +43,36 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo replay` with the parsed arguments."""
     from mugrpo_jax import config as configs
+    from mugrpo_jax.config import ConfigError
     from mugrpo_jax.files import absolute
     from mugrpo_jax.runs.run_folder import read_config
+    from mugrpo_jax.setup.stored_rollouts import is_stage
 
     replay = [f"replay.run={absolute(arguments.source)}", f"replay.stage={arguments.stage}"]
     with shared.join_hosts(arguments):
-        given = _without_old_knobs(read_config(arguments.source), arguments.overrides)
-        config = configs.load(arguments.source / "config.yaml", [*given, *replay])
+        if is_stage(arguments.source):
+            config = _fitted(arguments, replay)
+        elif arguments.config is not None:
+            raise ConfigError("--config: a replay of a run takes the config of the run; override its keys")
+        else:
+            given = _without_old_knobs(read_config(arguments.source), arguments.overrides)
+            config = configs.load(arguments.source / "config.yaml", [*given, *replay])
         plan_and_train(config, arguments.out, dry_run=arguments.dry_run, overwrite=arguments.overwrite)
+
+
+def _fitted(arguments: argparse.Namespace, replay: Sequence[str]) -> "RunConfig":
+    """Return the config for an imported stage, with sizes that fit the stage unless an override sets them."""
+    from mugrpo_jax import config as configs
+    from mugrpo_jax.config import ConfigError
+    from mugrpo_jax.loop.imported_stage import fitting_sizes
+
+    if arguments.config is None:
+        raise ConfigError(f"{arguments.source}: an imported stage has no config; name one with --config")
+    config = configs.load(arguments.config, arguments.overrides)
+    given = {override.partition("=")[0] for override in arguments.overrides}
+    sizes = fitting_sizes(arguments.source, config)
+    fitted = [f"{key}={value}" for key, value in sizes.items() if key not in given]
+    return configs.load(arguments.config, [*arguments.overrides, *fitted, *replay])
 
 
 def _without_old_knobs(config: "RunConfig", overrides: Sequence[str]) -> list[str]:

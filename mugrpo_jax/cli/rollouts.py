@@ -15,7 +15,8 @@ def add(commands: shared.Commands) -> None:
         run,
         help="describe the responses that a run generated",
         more="Shows counts, lengths, rewards, finish reasons, scoring statuses and sample texts. With "
-        "--history, shows one response token by token at every kept checkpoint of its stage.",
+        "--history, shows one response token by token at every kept checkpoint of its stage. RUN may also be "
+        "a stage that `mugrpo rollouts import` made.",
         example="mugrpo rollouts runs/first --stage 0 --show 5 --reward 1:1",
     )
     shared.add_source_run(parser)
@@ -27,6 +28,7 @@ def add(commands: shared.Commands) -> None:
     parser.add_argument(
         "--show", type=shared.at_least(0), default=0, metavar="K", help="print K responses of each stage"
     )
+    parser.add_argument("--model", help="with --show and an imported stage: a model with its tokenizer")
     parser.add_argument("--reward", type=_interval, metavar="LOW:HIGH", help="only rewards from LOW to HIGH")
     parser.add_argument(
         "--history",
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     from mugrpo_jax.report import describe_rollouts
 
     chosen = {"stage": arguments.stage, "show": arguments.show, "rewards": arguments.reward}
-    print(describe_rollouts(arguments.source, **chosen))
+    print(describe_rollouts(arguments.source, **chosen, model=arguments.model))
 
 
 def _show_history(arguments: argparse.Namespace) -> None:

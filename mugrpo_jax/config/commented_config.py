@@ -14,9 +14,14 @@ from mugrpo_jax.objectives import OBJECTIVES, ObjectiveConfig
 
 _WIDTH = 100
 _LIMITS = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
+OBJECTIVE_TEMPERATURE = (
+    "number or null: divides the logits of the policy that is trained; null: sampling.temperature. With "
+    "another value, sampling is hotter or colder than the policy that is trained, and ratios account for it"
+)
 _OBJECTIVE = {
     "name": f"one of {', '.join(OBJECTIVES)}",
     "knobs": "settings of this objective; `mugrpo config objective` lists them",
+    "temperature": OBJECTIVE_TEMPERATURE,
 }
 
 

@@ -119,10 +119,6 @@ class RunConfig(Section):
             raise ConfigError(
                 f"overlong_buffer: {overlong} is more than sampling.max_response_tokens={response}"
             )
-        if self.sampling.temperature <= 0:
-            raise ConfigError(
-                f"sampling.temperature: must be positive for training, got {self.sampling.temperature}"
-            )
         if self.model.tiny.hidden_size % (2 * self.model.tiny.num_heads):
             raise ConfigError(
                 f"model.tiny.num_heads: twice {self.model.tiny.num_heads} must divide "
@@ -149,6 +145,12 @@ class RunConfig(Section):
         """Indices of the stages in this run: all stages, or only the replayed stage."""
         replayed = range(self.replay.stage, self.replay.stage + 1)
         return range(self.batch.stages) if self.replay.run is None else replayed
+
+    @property
+    def training_temperature(self) -> float:
+        """The temperature of the policy that is trained."""
+        own = self.objective.temperature
+        return self.sampling.temperature if own is None else own
 
     @property
     def uses_reference(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from typing import Any, Literal
 
+from mugrpo_jax.config.behaviors import Behavior, BehaviorSection, behaviors_of, check_behaviors
 from mugrpo_jax.config.settings import ConfigError, Section, required, setting
 
 
@@ -134,7 +135,9 @@ class TaskSection(Section):
 class SamplingSection(Section):
     """How responses are sampled for training; there is no top-k or top-p truncation."""
 
-    temperature: float = setting(1.0, "divides the logits, in sampling and in training")
+    temperature: float = setting(
+        1.0, "divides the logits while sampling, and in training unless objective.temperature is set", above=0
+    )
     max_prompt_tokens: int = setting(1536, "longest prompt; see `overlong_prompts`", least=1)
     overlong_prompts: Literal["refuse", "drop"] = setting(
         "refuse",
@@ -148,6 +151,28 @@ class SamplingSection(Section):
         "auto", "sequences decoded at once; `auto`: as many as fit", least=1
     )
     prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
+    behaviors: tuple[BehaviorSection, ...] | None = setting(
+        None,
+        "who writes the responses: a list of {source, share, temperature}. source: `current`, the checkpoint "
+        "RUN@UPDATES of a run, or another model with the same tokenizer, named as in model.source; share of "
+        "the responses to each prompt; temperature: null or left out is sampling.temperature. null: the "
+        "current policy writes all",
+    )
+
+    @property
+    def all_behaviors(self) -> tuple[Behavior, ...]:
+        """The policies that write responses, with their names; at least one."""
+        return behaviors_of(self.behaviors, self.temperature)
+
+    @property
+    def behavior_names(self) -> tuple[str, ...]:
+        """The names of the behaviors, each once, in order; () if all responses have the same."""
+        names = tuple(sorted({behavior.name for behavior in self.all_behaviors}))
+        return names if len(names) > 1 else ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_behaviors(self.behaviors)
 
 
 @dataclasses.dataclass(frozen=True)

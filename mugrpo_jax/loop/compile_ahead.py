@@ -94,6 +94,7 @@ def _compile_updates(run: RunContext, step: UpdateStep) -> None:
         buckets,
         shapes,
         reference=run.config.uses_reference,
+        behaviors=bool(run.behaviors),
         base=abstract_run_base(run.config, run.setup.model, run.setup.mesh),
     )
 

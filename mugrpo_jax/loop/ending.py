@@ -4,9 +4,11 @@ import shlex
 from pathlib import Path
 
 from mugrpo_jax.config import RunConfig
+from mugrpo_jax.files import to_path
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
+from mugrpo_jax.setup.stored_rollouts import is_stage
 
 
 def ending(config: RunConfig, folder: Path) -> str:
@@ -41,6 +43,6 @@ def _change(values: list[str], what: str) -> str:
 
 def _next(config: RunConfig, folder: Path) -> str:
     run = shlex.quote(str(folder))
-    if config.replay.run is not None:
+    if config.replay.run is not None and not is_stage(to_path(config.replay.run)):
         return f"mugrpo report {shlex.quote(config.replay.run)} {run} -o comparison.html"
     return f"mugrpo export {run} {shlex.quote(f'models/{folder.name}')}"

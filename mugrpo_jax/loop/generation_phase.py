@@ -3,7 +3,6 @@
 import functools
 import operator
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,19 +11,12 @@ from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import PATIENCE_S
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.failed_rewards import answer_reader, check_failed
+from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext
+from mugrpo_jax.loop.sampling_passes import prepare_next, sample_shards
 from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
-from mugrpo_jax.rollouts.generate_rollouts import (
-    StageRequests,
-    stage_requests,
-    training_problem,
-    write_shards,
-)
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.compile_clock import compile_clock
-from mugrpo_jax.setup.sizes import rollout_settings
 from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState
 
@@ -103,7 +95,7 @@ def _generate(
     examples: dict[str, str] = {}
     # If any host has missing shards, every host must open a sampler, because the weights come from all hosts.
     if any(distributed.gather("missing", bool(missing))):
-        seconds, examples = _sample(run, state, rollouts, stage, missing)
+        seconds, examples = sample_shards(run, state, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
     if run.stop.agreed:
         save_if_due(run, state, cursor)  # and leaves
@@ -111,55 +103,9 @@ def _generate(
     seconds["switch"] = seconds["generate"] - seconds.get("sample", 0.0) - seconds.get("score_wait", 0.0)
     manifest = rollouts.commit(seconds) if jax.process_index() == 0 else None
     examples = functools.reduce(operator.or_, distributed.gather("manifest", examples), {})
-    if stage + 1 < run.config.stages.stop:  # the next stage has the same size
-        key = stage + 1, _prompts(rollouts, mine)
-        run.next_requests = key, _requests(run, *key)
+    if stage + 1 < run.config.stages.stop:
+        prepare_next(run, rollouts, stage + 1, mine)
     return (manifest or rollouts.manifest(complete=True) or {}) | {"examples": examples}
-
-
-def _sample(
-    run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, shards: Sequence[int]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Sample, score and write some shards, then free the memory of the sampler."""
-    key = stage, _prompts(rollouts, shards)
-    ahead, run.next_requests = run.next_requests, None
-    requests = ahead[1] if ahead is not None and ahead[0] == key else _requests(run, *key)
-    samples = run.config.batch.responses_per_prompt
-    with (
-        run.setup.sampler(state.params) as sampler,
-        progress.bar(len(key[1]) * samples, f"stage {stage}: generate", "resp") as bar,
-    ):
-        compiled = compile_clock().seconds
-        seconds, examples = write_shards(
-            sampler,
-            rollouts,
-            requests,
-            run.scorer,
-            samples=samples,
-            decode=run.setup.tokenizer.decode,
-            answer_of=answer_reader(run.config, run.task),
-            stopped=lambda: run.stop.requested,
-            bar=bar,
-        )
-    return seconds | {"compile": compile_clock().seconds - compiled}, examples
-
-
-def _prompts(rollouts: RolloutFolder, shards: Sequence[int]) -> tuple[int, ...]:
-    return tuple(i for shard in shards for i in rollouts.shard_prompts(shard))
-
-
-def _requests(run: RunContext, stage: int, prompts: Sequence[int]) -> StageRequests:
-    """Return requests for some prompts of a stage. The training data continues where the last stage ended."""
-    first = stage * run.config.prompts_per_stage
-    return stage_requests(
-        stage,
-        prompts,
-        lambda index: training_problem(run.task.train, run.config.seed, first + index),
-        run.setup.prompt_tokens,
-        rollout_settings(run.config),
-        stop=run.setup.tokenizer.eos_ids,
-        thread=run.request_thread,
-    )
 
 
 def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Cursor) -> None:
@@ -181,6 +127,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "equal_groups": manifest["equal_groups"] / manifest["groups"],
             "responses": responses,
             "response_tokens": tokens,
+            **_by_behavior(manifest),
             "finish": manifest["finish"],
             "status": status,
             "seconds": seconds | run.start_times.take(),
@@ -201,3 +148,17 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
         f"stage {stage}", manifest["equal_groups"], manifest["groups"], manifest["reward"] / responses
     )
     progress.say_unscored(f"stage {stage}", status, manifest.get("examples", {}))
+
+
+def _by_behavior(manifest: dict[str, Any]) -> dict[str, float]:
+    """Return the means of each behavior; nothing if the current policy wrote all responses."""
+    found: dict[str, float] = {}
+    for name, sums in manifest.get("behaviors", {}).items():
+        count = sums["responses"]
+        found |= {
+            f"responses@{name}": count,
+            f"reward@{name}": sums["reward"] / count,
+            f"response_length@{name}": sums["response_tokens"] / count,
+            f"truncated@{name}": sums["truncated"] / count,
+        }
+    return found

@@ -3,6 +3,8 @@
 The new run reads the rollouts from the folder of the other run. It starts from the weights and the optimizer
 state with which the other run generated these rollouts. So with the same settings, the new run gives exactly
 the same parameters. Settings on which the rollouts depend must be the same in both runs.
+
+`replay.run` may also be the folder of an imported stage, which has no run, see `imported_stage`.
 """
 
 import dataclasses
@@ -15,15 +17,20 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
+from mugrpo_jax.loop.imported_stage import imported_rollouts
 from mugrpo_jax.loop.whole_checkpoints import check_whole
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
+from mugrpo_jax.setup.stored_rollouts import is_stage
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
 
 
 def rollouts(config: RunConfig) -> RolloutFolder:
     """Return the rollouts that `config.replay` names; raise an error if `config` cannot replay them."""
+    assert config.replay.run is not None
+    if is_stage(to_path(config.replay.run)):
+        return imported_rollouts(config)
     other, other_config = _other(config)
     theirs, ours = _origin(other_config), _origin(config)
     if not _from_the_model(config, other_config):
@@ -48,9 +55,12 @@ def rollouts(config: RunConfig) -> RolloutFolder:
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
     """Restore the state and cursor with which the other run generated the stage; shard it like `targets`.
 
-    Return None if the model's weights are the start: for stage 0 of a run without a warm start, if that run
-    has no checkpoint, or if only one of the two runs uses LoRA.
+    Return None if the model's weights are the start: for an imported stage, for stage 0 of a run without a
+    warm start, if that run has no checkpoint, or if only one of the two runs uses LoRA.
     """
+    assert config.replay.run is not None
+    if is_stage(to_path(config.replay.run)):
+        return None
     other, other_config = _other(config)
     if config.lora != other_config.lora:
         return None  # `rollouts` has checked that the stage starts at the model's weights

@@ -36,10 +36,12 @@ from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
+from mugrpo_jax.setup.behavior_policy import check_behaviors
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
+from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.tasks import Scorer, Task, load_task
 
 
@@ -107,6 +109,11 @@ class RunContext:
         return self.folder.folder if self.config.replay.run is None else to_path(self.config.replay.run)
 
     @functools.cached_property
+    def behaviors(self) -> tuple[str, ...]:
+        """The names of the behaviors whose diagnostics are recorded; () if all responses have the same."""
+        return behavior_names(self.config)
+
+    @functools.cached_property
     def scorer(self) -> Scorer:
         """The scorer of responses, which is started when it is first used."""
         return self.resources.enter_context(run_scorer(self.config, self.task))
@@ -166,6 +173,7 @@ def open_run(
         with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
             setup, params = load_run_model(config)
             check_reference(config, setup.mesh)
+            check_behaviors(config, setup.mesh)
         # After everything else: a config that cannot run must not claim the folder.
         with distributed.together("overwrite"):
             if overwrite and jax.process_index() == 0:

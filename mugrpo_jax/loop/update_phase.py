@@ -47,6 +47,7 @@ def optimise(
             equal_groups=batch.equal_groups,
             parts=local_parts(run.setup.mesh),
             reference=reference,
+            behaviors=run.behaviors,
         )
         if cursor.data is not None:
             stream.seek(cursor.data)
@@ -69,7 +70,9 @@ def check_loss(run: RunContext) -> training.UpdateStep:
     """Trace the loss with abstract arrays, so that settings that cannot train raise an error at once."""
     state = run.abstract_state()
     step = _step(run, state)
-    abstract = abstract_update(run.setup.buckets(), reference=run.config.uses_reference)
+    abstract = abstract_update(
+        run.setup.buckets(), reference=run.config.uses_reference, behaviors=bool(run.behaviors)
+    )
     try:
         step.metric_names(state, abstract, run.setup.frozen())
     except (TypeError, ValueError) as error:
@@ -89,6 +92,7 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
             state=state,
             statistics=update_statistics(run.config),
             programs=run.setup.programs,
+            behaviors=run.behaviors,
         )
     return run.step
 

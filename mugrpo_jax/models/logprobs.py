@@ -53,7 +53,7 @@ def token_logprobs(
       packing: maps the packed rows to the padded rows `[B, T]` of the result.
       wanted: `[B, T]`, non-zero where the log-prob is needed, for example on response tokens. The result is
         undefined at all other positions. None means that every log-prob is needed.
-      temperature: the logits are divided by it. Use the temperature at which the tokens were sampled.
+      temperature: the logits are divided by it.
       entropy: whether to return also the entropy of the model's distribution at each position.
       entropy_gradient: False if the entropy is only measured. Then the backward pass ignores it.
       chunk: the number of positions whose logits exist at one time. None derives it from `CHUNK_LOGITS`.

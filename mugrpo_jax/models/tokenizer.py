@@ -67,6 +67,10 @@ class Tokenizer(Protocol):
         """Return the token that ends a response to a plain text or, with `chat`, to chat messages."""
         ...
 
+    def tokens(self) -> Mapping[str, int]:
+        """Return the id of each token. Two tokenizers with equal tokens have ids with the same meaning."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write files to `folder` from which `transformers.AutoTokenizer` loads the same tokenizer."""
         ...
@@ -160,6 +164,10 @@ class HFTokenizer:
                 return stops[0]
         return self._end_of_text
 
+    def tokens(self) -> Mapping[str, int]:
+        """See `Tokenizer.tokens`."""
+        return self._fast.get_vocab()
+
     def save(self, folder: Path) -> None:
         """See `Tokenizer.save`."""
         self._fast.save_pretrained(folder)
@@ -225,6 +233,10 @@ class CharTokenizer:
         """See `Tokenizer.end_id`. Plain text and chats end with the same token."""
         return 1
 
+    def tokens(self) -> Mapping[str, int]:
+        """See `Tokenizer.tokens`."""
+        return {self.PAD: 0, self.EOS: 1, self.BOS: 2, **self._ids}
+
     def save(self, folder: Path) -> None:
         """Write `char_tokenizer.json`, and the files of an equal tokenizer for `transformers`."""
         text = json.dumps({"alphabet": self.alphabet}, ensure_ascii=False)
@@ -246,8 +258,7 @@ class CharTokenizer:
         from tokenizers import Regex, decoders, models, pre_tokenizers, processors
         from tokenizers import Tokenizer as Backend
 
-        vocab = {self.PAD: 0, self.EOS: 1, self.BOS: 2, **self._ids}
-        backend = Backend(models.WordLevel(vocab))
+        backend = Backend(models.WordLevel(dict(self.tokens())))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         backend.decoder = decoders.Fuse()
         backend.post_processor = processors.TemplateProcessing(

@@ -9,6 +9,9 @@ Metrics are a dict of float32 scalars. The key says how to combine the values of
 
     `ess/tokens`                          an effective sample size; exact too, with the mean `ratio/tokens`
 
+A key may end with `@` and the name of a behavior, such as `vetoed/tokens@current`: the metric of the
+responses of this behavior alone, whose count is `tokens@current`.
+
 So combining is exact, in any order. Quantiles and `sequence_ess/responses` are not means, but have keys `x/n`
 too. Combining these gives a weighted average over the micro-batches, not the value of the whole update.
 """
@@ -37,9 +40,10 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
     stacked = {key: jnp.stack([part[key] for part in values]) for key in parts[0]}
 
     def combine(key: str, values: jax.Array) -> jax.Array:
-        if key.endswith("_min"):
+        plain = key.partition("@")[0]
+        if plain.endswith("_min"):
             return values.min()
-        if key.endswith("_max"):
+        if plain.endswith("_max"):
             return values.max()
         if "/" not in key:
             return values.sum()

@@ -70,6 +70,8 @@ class ObjectiveConfig:
     Attributes:
       name: a key of `OBJECTIVES`.
       knobs: keyword arguments for the objective; the values are numbers, strings, booleans or None.
+      temperature: divides the logits of the policy that is trained, before its log-probs go to the objective;
+        None: the temperature at which the responses are sampled. `build` does not use it.
 
     >>> config = ObjectiveConfig("grpo", {"clip_high": 1.28})
     >>> objective = config.build()
@@ -84,10 +86,13 @@ class ObjectiveConfig:
 
     name: str = "mu_grpo"
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         """Check the names here, and the values by tracing the objective with abstract arrays."""
         check_choice("name", self.name, OBJECTIVES)
+        if self.temperature is not None and not 0 < self.temperature <= LARGEST:
+            raise ValueError(f"temperature is {self.temperature}; possible: a positive number, or None")
         object.__setattr__(self, "knobs", _FixedDict(self.knobs))
         function = OBJECTIVES[self.name]
         known = _defaults(function)
@@ -108,7 +113,7 @@ class ObjectiveConfig:
         jax.eval_shape(self.build(), tokens, tokens, tokens, tokens, **arrays)
 
     def __hash__(self) -> int:
-        return hash((self.name, frozenset(self.knobs.items())))
+        return hash((self.name, frozenset(self.knobs.items()), self.temperature))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_pre
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
+from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.training.compile_ahead import (
     abstract_batch,
     abstract_compute,
@@ -152,6 +153,7 @@ class UpdatePrograms:
         self.base = abstract_run_base(config, self.decoder, mesh)
         self.optimizer = training.make_optimizer(config.optimizer, config.total_updates, self.model)
         self.state = abstract_state(config, model, mesh)
+        self.behaviors = behavior_names(config)
         self.step = training.UpdateStep(
             self.model,
             config.objective.build(),
@@ -160,6 +162,7 @@ class UpdatePrograms:
             step_options(config),
             state=self.state,
             statistics=update_statistics(config),
+            behaviors=self.behaviors,
         )
 
     @property
@@ -205,7 +208,11 @@ class UpdatePrograms:
 
     def prepare(self) -> Any:
         """Lower `UpdateStep.prepare`."""
-        update = abstract_update(update_buckets(self.config, self.mesh), reference=self.config.uses_reference)
+        update = abstract_update(
+            update_buckets(self.config, self.mesh),
+            reference=self.config.uses_reference,
+            behaviors=bool(self.behaviors),
+        )
         return lower_prepare(self.step, self.state, self.step.metric_names(self.state, update, self.base))
 
     def reference(self, shape: Shape, buckets: Buckets) -> Any:
@@ -250,7 +257,8 @@ class UpdatePrograms:
         return lower_accumulate(self.step, self.state, self._batch(shape, parts), self.base)
 
     def _batch(self, shape: Shape, parts: int) -> dict[str, Any]:
-        return abstract_batch(self.step, shape, parts, reference=self.config.uses_reference)
+        more = {"reference": self.config.uses_reference, "behaviors": bool(self.behaviors)}
+        return abstract_batch(self.step, shape, parts, **more)
 
     def apply(self) -> Any:
         """Lower `UpdateStep.apply`."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
+from mugrpo_jax.setup.behavior_policy import behavior_shape, check_behaviors, other_sources
 from mugrpo_jax.setup.devices import local_device, run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
@@ -81,6 +83,8 @@ class RunPlan:
       checkpoint_bytes: size of one checkpoint on disk.
       choices: the settings that the config left to us.
       problem: one line that says why the run does not fit on these devices; None if no reason is known.
+      behaviors: sizes of the samplers of other models that write responses, by their sources. They run one
+        after the other, so that the largest counts.
     """
 
     config: RunConfig
@@ -92,6 +96,7 @@ class RunPlan:
     checkpoint_bytes: int
     problem: str | None = None
     choices: tuple[Choice, ...] = ()
+    behaviors: Mapping[str, SamplerPlan] = dataclasses.field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -154,6 +159,7 @@ class RunPlan:
             "evaluation": self._evaluation(),
             "programs": self._programs(),
             "sampler": str(self.sampler or "none").removeprefix("sampler: "),
+            "behaviors": self._behaviors(),
             "memory": self._memory(),
             "copies": self._copies(),
             "disk": self._disk(),
@@ -260,6 +266,17 @@ class RunPlan:
             ]
         return [*self.choices, *slots]
 
+    def _behaviors(self) -> str:
+        if self.config.sampling.behaviors is None or not self.responses_per_stage:
+            return ""
+        listed = self.config.sampling.all_behaviors
+        shares = ", ".join(f"{b.share:g} by {b.name} at temperature {b.temperature:g}" for b in listed)
+        others = [
+            f"{source}: {plan.config.num_params:,} parameters, {plan.slots} slots"
+            for source, plan in self.behaviors.items()
+        ]
+        return "; ".join([shares, *others]) + ("; one model after the other" if others else "")
+
     def _copies(self) -> str:
         """Say what every device holds whole although the run has several devices."""
         shape, tensor = self.mesh.shape, self.config.mesh.sampling_tensor
@@ -311,6 +328,7 @@ def plan_run(
     check_mesh(model, mesh)
     check_reference(config, mesh)
     config, choices = choose_settings(config, model, mesh, memory=device_memory)
+    check_behaviors(config, mesh)
     state = abstract_state(config, model, mesh)
     weights, optimizer = bytes_on_device(state.params), bytes_on_device(state.opt_state)
     drift = bytes_on_device((state.anchor, state.previous))
@@ -320,6 +338,14 @@ def plan_run(
     device = free_memory(local_device(mesh)) if device_memory is None else device_memory
     kept = weights + optimizer + drift + frozen + base_sampling
     sampler, problem = _sampler(config, model, mesh, kept, device)
+    behaviors: dict[str, SamplerPlan] = {}
+    for source in other_sources(config) if problem is None else ():
+        other, loaded = _behavior(config, source, mesh)
+        plan, problem = _sampler(config, other, mesh, kept + loaded, device)
+        if plan is None:
+            problem = f"the behavior {source}: {problem}"
+            break
+        behaviors[source] = plan
     memory = Memory(
         weights=weights,
         base=base,
@@ -329,7 +355,7 @@ def plan_run(
         frozen=frozen,
         gradients=weights,
         compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
-        sampler=0 if sampler is None else sampler.weight_bytes + sampler.cache_bytes + sampler.work_bytes,
+        sampler=max(map(_sampler_bytes, (sampler, *behaviors.values()))),
         device=device,
     )
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -339,7 +365,18 @@ def plan_run(
             f"{human(device)} are free; {_smaller(config)}"
         )
     buckets = update_buckets(config, mesh)
-    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices)
+    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices, behaviors)
+
+
+def _behavior(config: RunConfig, source: str, mesh: Mesh) -> tuple[ModelConfig, int]:
+    """Return the shape of another model that writes responses, and the bytes of its loaded weights."""
+    shape = behavior_shape(source)
+    model, params = models.abstract(shape, dtype=jnp.dtype(config.model.sampling_dtype))
+    return shape, bytes_on_device(placed(params, models.param_sharding(mesh, model, params)))
+
+
+def _sampler_bytes(plan: SamplerPlan | None) -> int:
+    return 0 if plan is None else plan.weight_bytes + plan.cache_bytes + plan.work_bytes
 
 
 def _sampler(

@@ -16,6 +16,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.report import panels
 from mugrpo_jax.report import staleness_position as law
+from mugrpo_jax.report.behavior_panels import behavior_table
 from mugrpo_jax.report.bokeh_charts import chart
 from mugrpo_jax.report.colors import nth_color, ramp
 from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages, spread, time_unit
@@ -46,6 +47,7 @@ def page(runs: Sequence[History]) -> str:
         sections=sections,
         stages=_stage_colors(runs),
         signal_table=signal_table(runs, called),
+        behavior_table=behavior_table(runs, called),
         law=[(name, advice(run, fitted)) for name, run in zip(called, runs)],
         law_table=_law_table(runs, called),
         configs=_table([_flat(configs.to_dict(run.config)) for run in runs]),

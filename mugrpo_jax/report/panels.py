@@ -6,6 +6,15 @@ import numpy as np
 
 from mugrpo_jax.report import staleness_position as law
 from mugrpo_jax.report.against_staleness import drawable, for_all
+from mugrpo_jax.report.behavior_panels import (
+    behavior_abandoned,
+    behavior_entropy,
+    behavior_kl,
+    behavior_log_ratio,
+    behavior_ratio,
+    behavior_reward,
+    behavior_sample_size,
+)
 from mugrpo_jax.report.objective_panels import adapted, clipped, vetoed
 from mugrpo_jax.report.panel_data import (
     ACCURACY,
@@ -134,7 +143,8 @@ def gap(runs: Sequence[History]) -> Panel:
                 lines.append(Line(i, name, run.values("stage")[first], y, style="points"))
     note = (
         "Before the first update of a stage, sampler and trainer have the same weights. What differs is "
-        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16."
+        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16. If responses come from another "
+        "model or temperature than the policy that is trained, the distance to it is in here too."
     )
     return Panel("Sampler–trainer gap", "stage", "|log π − log b|", tuple(lines), log="y", note=note)
 
@@ -245,6 +255,15 @@ SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] 
         gap,
         drift,
         gradient_cosine,
+    ),
+    "By behavior": (
+        behavior_reward,
+        behavior_ratio,
+        behavior_sample_size,
+        behavior_kl,
+        behavior_log_ratio,
+        behavior_abandoned,
+        behavior_entropy,
     ),
     "Responses": (response_length, finish_reasons, broken_responses),
     "Time": (time_spent, throughput, slot_occupancy),

@@ -7,32 +7,36 @@ from pathlib import Path
 import numpy as np
 
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.files import to_path
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
+from mugrpo_jax.rollouts.records import CURRENT
 from mugrpo_jax.runs.progress import reward_parts
-from mugrpo_jax.runs.run_folder import read_config, stage_folder
-from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.stored_rollouts import stage_folders, tokenizer_of
+from mugrpo_jax.setup.trained_model import is_run
 
 _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 
 
 def describe_rollouts(
-    run: Path, *, stage: int | None = None, show: int = 0, rewards: tuple[float, float] | None = None
+    run: Path,
+    *,
+    stage: int | None = None,
+    show: int = 0,
+    rewards: tuple[float, float] | None = None,
+    model: str | None = None,
 ) -> str:
     """Describe the rollouts of the run in folder `run`: one stage, or all stages if `stage` is None.
 
     The text of `show` responses per stage, evenly spread, is added. If `rewards` is given, only responses
-    with a reward in this closed interval are described.
+    with a reward in this closed interval are described. `run` may also be the folder of an imported stage;
+    then `model` names the model with whose tokenizer the texts are made.
     """
-    config = read_config(run)
-    if stage is not None and stage not in config.stages:
-        raise ConfigError(f"{run}: no stage {stage}; it has {', '.join(map(str, config.stages))}")
-    origin = run if config.replay.run is None else to_path(config.replay.run)
-    tokenizer = run_model_tokenizer(config) if show else None
+    folders = stage_folders(run, stage)
+    if show and model is None and not is_run(run):
+        raise ConfigError(f"{run}: an imported stage; name its model with --model, to show texts")
+    tokenizer = tokenizer_of(model or run) if show else None
     parts = []
-    for number in config.stages if stage is None else [stage]:
-        folder = stage_folder(origin, number)
+    for number, folder in folders.items():
         if (folder / "manifest.json").exists():
             groups = list(read_groups(open_stage(folder)))
             parts.append(f"stage {number}: {_describe(groups, rewards)}")
@@ -72,8 +76,22 @@ def _describe(groups: Sequence[Group], rewards: tuple[float, float] | None) -> s
         f"prompts   {_quantiles([len(group.prompt) for group in groups])} tokens",
         f"finished  {_counts(map(_finish, found))}",
         f"scored    {_counts(rollout.status for rollout in found)}",
+        *_by_behavior(found),
     ]
     return "\n  ".join(lines)
+
+
+def _by_behavior(found: Sequence[Rollout]) -> list[str]:
+    """Return a line for each behavior if another than the current policy wrote some of the responses."""
+    names = sorted({rollout.behavior for rollout in found})
+    if names == [CURRENT]:
+        return []
+    return [
+        f"by {name}: {len(mine):,} responses, reward {np.mean([r.reward for r in mine]):.3f}, "
+        f"lengths {_quantiles([len(r.tokens) for r in mine])}"
+        for name in names
+        for mine in [[rollout for rollout in found if rollout.behavior == name]]
+    ]
 
 
 def _values(values: Sequence[float]) -> str:

@@ -16,14 +16,14 @@ import numpy as np
 
 from mugrpo_jax import models, objectives
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import to_path
 from mugrpo_jax.report.samples import Candidate, pieces
 from mugrpo_jax.rollouts import Group, RolloutFolder, open_stage, read_groups, shaped_rewards
-from mugrpo_jax.runs.run_folder import read_config, stage_folder
+from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.sampling import SamplingSettings, make_request
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.run_setup import RunSetup
+from mugrpo_jax.setup.stored_rollouts import stage_folders
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training.checkpoints import checkpoint_folders
 from mugrpo_jax.training.response_scorer import ResponseScorer
@@ -156,9 +156,7 @@ class _Policies:
 
 
 def _rollouts(run: Path, config: RunConfig, stage: int) -> RolloutFolder:
-    if stage not in config.stages:
-        raise ConfigError(f"{run}: no stage {stage}; it has {', '.join(map(str, config.stages))}")
-    folder = stage_folder(run if config.replay.run is None else to_path(config.replay.run), stage)
+    folder = stage_folders(run, stage)[stage]
     if not (folder / "manifest.json").exists():
         raise ConfigError(f"{folder}: the rollouts of stage {stage} are not complete yet")
     return open_stage(folder)

@@ -15,7 +15,7 @@ from mugrpo_jax.rollouts.rollout_folder import RolloutError as RolloutError
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder as RolloutFolder
 from mugrpo_jax.rollouts.rollout_folder import open_stage as open_stage
 from mugrpo_jax.rollouts.rollout_folder import read_groups as read_groups
-from mugrpo_jax.rollouts.rollout_folder import summarise as summarise
+from mugrpo_jax.rollouts.summaries import summarise as summarise
 from mugrpo_jax.rollouts.update_stream import Update as Update
 from mugrpo_jax.rollouts.update_stream import UpdateStream as UpdateStream
 from mugrpo_jax.rollouts.update_stream import abstract_update as abstract_update

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
-from mugrpo_jax.rollouts.shard_writer import ShardWriter
+from mugrpo_jax.rollouts.shard_writer import ShardFolder, ShardWriter
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request, read_ahead
 from mugrpo_jax.tasks import Problem, Scorer
@@ -33,6 +32,7 @@ def stage_requests(
     *,
     stop: Iterable[int],
     thread: Executor,
+    split: Callable[[int], Sequence[tuple[Sequence[int], float]]] | None = None,
 ) -> StageRequests:
     """Return the requests for some prompts of a stage, and start to make these requests in another thread.
 
@@ -43,13 +43,21 @@ def stage_requests(
       tokens: returns the prompt tokens of a problem.
       stop: token ids that end a response.
       thread: the executor in which the requests are made.
+      split: returns for a prompt index the sample numbers to request, with a temperature for each list of
+        them; None: all samples, with the temperature in `settings`.
     """
     problems: dict[int, Problem] = {}
 
     def make() -> Iterator[Request]:
         for index in prompts:
             problems[index] = problem(index)
-            yield make_request(tokens(problems[index]), settings, stage_index, index, stop=stop)
+            prompt = tokens(problems[index])
+            if split is None:
+                yield make_request(prompt, settings, stage_index, index, stop=stop)
+                continue
+            for numbers, temperature in split(index):
+                own = dataclasses.replace(settings, temperature=temperature)
+                yield make_request(prompt, own, stage_index, index, stop=stop, numbers=numbers)
 
     return StageRequests(read_ahead(make(), thread), problems)
 
@@ -68,11 +76,11 @@ def training_order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 def write_shards(
     sampler: Sampler,
-    stage: RolloutFolder,
+    stage: ShardFolder,
     wanted: StageRequests,
     scorer: Scorer,
     *,
-    samples: int,
+    behaviors: Callable[[int], Mapping[int, str]],
     decode: Callable[[np.ndarray], str],
     answer_of: Callable[[str], str | None] | None,
     stopped: Callable[[], bool],
@@ -82,7 +90,8 @@ def write_shards(
 
     Args:
       sampler: a sampler with the weights of the behavior policy.
-      wanted: the requests for all prompts of the shards to write, with `samples` samples each.
+      wanted: the requests for all prompts of the shards to write.
+      behaviors: returns for a prompt index the requested sample numbers, each with the name of its behavior.
       scorer: scores finished responses while other responses are sampled.
       decode: converts tokens to text.
       answer_of: returns the answer in a response or None, an entry of `ANSWER_READERS`; None if unknown.
@@ -91,7 +100,7 @@ def write_shards(
     Returns:
       Seconds and counts for the journal, and a dict from each status except `ok` to a text about one example.
     """
-    with ShardWriter(stage, wanted.problems, samples, answer_of) as writer:
+    with ShardWriter(stage, wanted.problems, behaviors, answer_of) as writer:
         started = time.monotonic()
         for response in sampler.run(wanted.requests):
             text = decode(response.tokens)

@@ -85,7 +85,8 @@ def plan_buckets(
 class Row(NamedTuple):
     """One response with its prompt, as it enters a micro-batch.
 
-    `origin` is the index of the group in its stage, and the number of the response in the group.
+    `origin` is the index of the group in its stage, and the number of the response in the group. `behavior`
+    is the number of the behavior that wrote the response; None if all responses of the stage have the same.
     """
 
     prompt: np.ndarray
@@ -94,6 +95,7 @@ class Row(NamedTuple):
     advantage: float
     origin: tuple[int, int] = (0, 0)
     reference_logp: np.ndarray | None = None
+    behavior: int | None = None
 
     @property
     def length(self) -> int:
@@ -102,11 +104,11 @@ class Row(NamedTuple):
 
 
 def abstract_micro_batch(
-    shape: Shape, parts: int, *, reference: bool = False
+    shape: Shape, parts: int, *, reference: bool = False, behaviors: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes of the arrays in a micro-batch, to compile the update without data.
 
-    `reference=True` adds the log-probs of the reference policy.
+    `reference=True` adds the log-probs of the reference policy, `behaviors=True` the behavior of each row.
     """
     rows, packed = (shape.rows, shape.length), (parts, shape.tokens // parts)
     sizes = {
@@ -117,6 +119,7 @@ def abstract_micro_batch(
         "packed_from": (packed, np.int32),
         "padded_from": (rows, np.int32),
     } | ({"reference_logp": (rows, np.float32)} if reference else {})
+    sizes |= {"behavior": (rows[:1], np.int32)} if behaviors else {}
     return {name: jax.ShapeDtypeStruct(*size) for name, size in sizes.items()}
 
 
@@ -213,6 +216,8 @@ def _micro_batch(parts: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets)
     }
     if any(row.reference_logp is not None for members in parts for row in members):
         batch["reference_logp"] = np.zeros((rows, length), np.float32)
+    if any(row.behavior is not None for members in parts for row in members):
+        batch["behavior"] = np.zeros(rows, np.int32)
     lengths, shared = [0] * rows, [0] * rows
     for part, members in enumerate(parts):
         for i, (before, row) in enumerate(zip([None, *members], members), start=part * per_part):
@@ -224,6 +229,8 @@ def _micro_batch(parts: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets)
             batch["advantages"][i] = row.advantage
             if row.reference_logp is not None:
                 batch["reference_logp"][i, start:end] = row.reference_logp
+            if row.behavior is not None:
+                batch["behavior"][i] = row.behavior
     packing = plan_packing(
         lengths, (rows, length), tokens=share, parts=len(parts), shared=shared if buckets.share else None
     )

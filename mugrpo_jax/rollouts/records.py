@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 
 FINISH_REASONS = ("stop", "length")
+CURRENT = "current"  # the behavior's name if the policy that is trained wrote the response
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Rollout:
       status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
       malformed: whether the response ended, but has no answer that can be read; None if nobody looked.
       parts: with several rewards, the value of each, without its weight; `reward` is their weighted sum.
+      behavior: name of the policy and temperature with which the response was sampled.
     """
 
     tokens: np.ndarray
@@ -33,6 +35,7 @@ class Rollout:
     status: str = "ok"
     malformed: bool | None = None
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    behavior: str = CURRENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,7 @@ def encode(group: Group) -> list[bytes]:
             "status": r.status,
             "malformed": r.malformed,
             **({"parts": dict(r.parts)} if r.parts else {}),
+            **({"behavior": r.behavior} if r.behavior != CURRENT else {}),
         }
         for r in group.rollouts
     ]
@@ -103,4 +107,5 @@ def decode_rollout(record: bytes) -> Rollout:
         status=raw["status"],
         malformed=raw.get("malformed"),
         parts=raw.get("parts", {}),
+        behavior=raw.get("behavior", CURRENT),
     )

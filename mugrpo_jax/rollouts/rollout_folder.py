@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -33,8 +32,9 @@ from mugrpo_jax.files import (
     wait_for,
     write_atomically,
 )
-from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
+from mugrpo_jax.rollouts.records import Group, decode, encode
 from mugrpo_jax.rollouts.stage_index import StageIndex
+from mugrpo_jax.rollouts.summaries import summarise, total
 
 
 class RolloutError(ValueError):
@@ -120,7 +120,7 @@ class RolloutFolder:
             "identity": dict(self.identity),
             "prompts": self.prompts,
             "prompts_per_shard": self.prompts_per_shard,
-            **_total(summaries),
+            **total(summaries),
             "seconds": dict(seconds or {}),
             "sha256": [summary["sha256"] for summary in summaries],
             "index_sha256": hashlib.sha256(index).hexdigest(),
@@ -194,62 +194,17 @@ def read_index(stage: RolloutFolder) -> StageIndex:
 def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> Iterator[Group]:
     """Yield the groups of some shards (None: all), which must exist, in the order of their prompts."""
     for shard in range(stage.shards) if shards is None else shards:
-        records = _read_records(stage.path(shard))
+        records = read_records(stage.path(shard))
         size = len(records) // len(stage.shard_prompts(shard))
         for start in range(0, len(records), size):
             yield decode(records[start : start + size])
 
 
-def _read_records(path: Path) -> list[bytes]:
+def read_records(path: Path) -> list[bytes]:
+    """Return the records of an ArrayRecord file, which may be in a bucket."""
     copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
     with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
         return reader.read_all()
-
-
-def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return counts and sums over the groups, and the length of the longest response."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return {
-        "groups": len(groups),
-        "responses": len(rollouts),
-        "prompt_tokens": sum(len(group.prompt) for group in groups),
-        "response_tokens": sum(len(rollout.tokens) for rollout in rollouts),
-        "reward": float(sum(rollout.reward for rollout in rollouts)),
-        "longest_response": max((len(rollout.tokens) for rollout in rollouts), default=0),
-        "equal_groups": sum(len(set(group.rewards.tolist())) == 1 for group in groups),
-        "finish": dict(sorted(Counter(rollout.finish for rollout in rollouts).items())),
-        "status": dict(sorted(Counter(rollout.status for rollout in rollouts).items())),
-        **_malformed(rollouts),
-        **_reward_parts(rollouts),
-    }
-
-
-def _malformed(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """Return the number of malformed responses, or nothing if nobody looked for answers in them."""
-    known = [rollout.malformed for rollout in rollouts if rollout.malformed is not None]
-    return {"malformed": sum(known)} if known else {}
-
-
-def _reward_parts(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
-    """Return the sum of each of several rewards, or nothing if the rollouts have a single reward."""
-    names = rollouts[0].parts if rollouts else ()
-    sums = {name: float(sum(rollout.parts[name] for rollout in rollouts)) for name in names}
-    return {"reward_parts": sums} if sums else {}
-
-
-def _total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {}
-    for name, first in summaries[0].items():
-        values = [summary[name] for summary in summaries]
-        if name == "longest_response":
-            total[name] = max(values)
-        elif name == "reward_parts":  # a Counter would leave out sums that are not above 0
-            total[name] = {part: sum(value[part] for value in values) for part in first}
-        elif isinstance(first, Mapping) and name not in ("identity", "index"):
-            total[name] = dict(sum(map(Counter, values), Counter()))
-        elif isinstance(first, (int, float)):
-            total[name] = sum(values)
-    return total
 
 
 def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:

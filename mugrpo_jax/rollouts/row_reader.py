@@ -25,12 +25,18 @@ class RowReader:
     """Completes rows that have only an `origin` and an advantage: reads their prompts and responses.
 
     Several threads may call the reader at the same time. `responses` is the number of responses per prompt.
-    With `reference`, the rows also get the log-probs of the reference policy.
+    With `reference`, the rows also get the log-probs of the reference policy. With `behaviors`, the names of
+    all behaviors of the stage, they get the number of their behavior in this list.
     """
 
     def __init__(
-        self, stage: RolloutFolder, responses: int, reference: ReferenceFolder | None = None
+        self,
+        stage: RolloutFolder,
+        responses: int,
+        reference: ReferenceFolder | None = None,
+        behaviors: Sequence[str] = (),
     ) -> None:
+        self._behaviors = {name: number for number, name in enumerate(behaviors)}
         self._size = 1 + responses
         self._rollouts = _Shards(stage, stage.path, self._size)
         self._reference = None if reference is None else _Shards(stage, reference.path, responses)
@@ -51,6 +57,7 @@ class RowReader:
                     response=found.tokens,
                     behavior_logp=found.logprobs,
                     reference_logp=reference,
+                    behavior=self._behaviors[found.behavior] if self._behaviors else None,
                 )
             )
         return complete

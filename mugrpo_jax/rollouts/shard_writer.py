@@ -2,14 +2,32 @@
 
 import collections
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from mugrpo_jax.rollouts.records import Group, Rollout
-from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score
 from mugrpo_jax.tasks.scoring import failure, known_score
+
+
+class ShardFolder(Protocol):
+    """Where shards are written: the folder of a stage, or of one behavior's part of it."""
+
+    @property
+    def prompts_per_shard(self) -> int:
+        """Number of prompts in one shard; the last shard may hold fewer."""
+        ...
+
+    def shard_prompts(self, shard: int) -> range:
+        """Return the indices of the prompts in a shard."""
+        ...
+
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
+        """Write the groups of one shard, sorted by prompt index."""
+        ...
+
 
 _Scored = tuple[Response, "Future[Score]", str]
 _RIGHT = 1.0  # the reward of a right answer
@@ -29,22 +47,23 @@ class ShardWriter:
 
     def __init__(
         self,
-        stage: RolloutFolder,
+        stage: ShardFolder,
         problems: Mapping[int, Problem],
-        group: int,
+        behaviors: Callable[[int], Mapping[int, str]],
         answer_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """Make a writer for a stage.
 
         Args:
           problems: maps each prompt index to its problem.
-          group: number of responses per prompt.
+          behaviors: returns for a prompt index the expected sample numbers, with their behaviors' names.
           answer_of: returns the answer in a response or None, to count malformed responses; None: do not.
         """
-        self.stage, self.problems, self.group, self.answer_of = stage, problems, group, answer_of
+        self.stage, self.problems, self.behaviors, self.answer_of = stage, problems, behaviors, answer_of
         self.reward, self.scored, self.write_seconds = 0.0, 0, 0.0
         self.examples: dict[str, str] = {}
         self._filling: dict[int, list[_Scored]] = collections.defaultdict(list)
+        self._sizes: dict[int, int] = {}
         self._unscored: dict[int, list[Future[Score]]] = {}  # pending scores of full shards
         self._writer = ThreadPoolExecutor(1, "shards")
         self._writing: collections.deque[Future[None]] = collections.deque()
@@ -60,10 +79,16 @@ class ShardWriter:
         shard = response.index // self.stage.prompts_per_shard
         filling = self._filling[shard]
         filling.append((response, score, text))
-        if len(filling) == len(self.stage.shard_prompts(shard)) * self.group:
+        if len(filling) == self._expected(shard):
             self._unscored[shard] = [score for _, score, _ in filling]
         if self._unscored:
             self._write_complete()
+
+    def _expected(self, shard: int) -> int:
+        """Return the number of responses in a full shard."""
+        if shard not in self._sizes:
+            self._sizes[shard] = sum(len(self.behaviors(i)) for i in self.stage.shard_prompts(shard))
+        return self._sizes[shard]
 
     def finish(self, stopped: Callable[[], bool] = lambda: False) -> float:
         """Write all full shards to disk; return the seconds for which this call waited for scores.
@@ -96,11 +121,11 @@ class ShardWriter:
         groups: dict[int, list[_Scored]] = {index: [] for index in self.stage.shard_prompts(shard)}
         for scored in sorted(responses, key=lambda scored: scored[0].sample):
             groups[scored[0].index].append(scored)
-        self.stage.write_shard(shard, [self._group(index, group) for index, group in groups.items()])
+        self.stage.write_shard(shard, [self._group(index, group) for index, group in groups.items() if group])
         self.write_seconds += time.monotonic() - started
 
     def _group(self, index: int, responses: list[_Scored]) -> Group:
-        rollouts, problem = [], self.problems[index].id
+        rollouts, problem, names = [], self.problems[index].id, self.behaviors(index)
         for response, future, text in responses:
             score = future.result()
             self.reward += score.value
@@ -115,6 +140,7 @@ class ShardWriter:
                     score.status,
                     self._malformed(response, score, text),
                     dict(score.parts),
+                    names[response.sample],
                 )
             )
         self.scored += len(rollouts)

@@ -52,10 +52,10 @@ class Update:
     metrics: Mapping[str, float]
 
 
-def abstract_update(buckets: Buckets, *, reference: bool) -> Update:
+def abstract_update(buckets: Buckets, *, reference: bool, behaviors: bool = False) -> Update:
     """Return an update with one abstract micro-batch, the smallest, to trace the loss without data."""
     batch: Any = abstract_micro_batch(
-        buckets.sizes(buckets.lengths[0])[-1], buckets.parts, reference=reference
+        buckets.sizes(buckets.lengths[0])[-1], buckets.parts, reference=reference, behaviors=behaviors
     )
     return Update((batch,), 1.0, {})
 
@@ -72,6 +72,7 @@ def make_update(
     read: ReadRows | None = None,
     parts: Collection[int] | None = None,
     reference: bool = False,
+    behaviors: bool = False,
 ) -> Update:
     """Compute the advantages of all responses in `groups`, and pack the responses into one update.
 
@@ -84,6 +85,7 @@ def make_update(
       equal_groups: what to do with groups whose rewards are all equal, one of `EQUAL_GROUPS`.
       read: reads the rows of the chosen `parts`, if `groups` are outlines without tokens; see `arrange`.
       reference: the micro-batches get an array for the log-probs of the reference policy, which `read` reads.
+      behaviors: the micro-batches get an array for the behavior of each row, which `read` reads.
     """
     if equal_groups not in EQUAL_GROUPS:
         raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
@@ -95,7 +97,15 @@ def make_update(
     equal = shaped.max(1) == shaped.min(1)
     rows = [
         [
-            Row(group.prompt, r.tokens, r.logprobs, a, (group.index, i), r.logprobs if reference else None)
+            Row(
+                group.prompt,
+                r.tokens,
+                r.logprobs,
+                a,
+                (group.index, i),
+                r.logprobs if reference else None,
+                0 if behaviors else None,
+            )
             for i, (r, a) in enumerate(zip(group.rollouts, values))
         ]
         for group, values in zip(groups, advantages)
@@ -152,7 +162,8 @@ class UpdateStream:
     """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
 
     `parts` are the parts of each micro-batch for which this host reads rows (None: all), see `local_parts`.
-    `reference` has the log-probs of the reference policy; None if the loss does not need them.
+    `reference` has the log-probs of the reference policy; None if the loss does not need them. `behaviors`
+    are the names of the behaviors whose diagnostics are wanted; () if all responses have the same.
     Each epoch shuffles the groups. If the last groups of an epoch do not fill an update, they are left out.
     """
 
@@ -165,10 +176,12 @@ class UpdateStream:
         epochs: int,
         prompts_per_update: int,
         reference: ReferenceFolder | None = None,
+        behaviors: Sequence[str] = (),
         **arrange: Any,
     ) -> None:
         index = read_index(stage)
-        reader = RowReader(stage, responses=index.lengths.shape[1], reference=reference)
+        reader = RowReader(stage, index.lengths.shape[1], reference, behaviors)
+        arrange |= {"reference": reference is not None, "behaviors": bool(behaviors)}
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]
@@ -179,7 +192,7 @@ class UpdateStream:
             grain.MapDataset.source(order.tolist())
             .map(index.outline)
             .batch(prompts_per_update, drop_remainder=True, batch_fn=list)
-            .map(lambda groups: make_update(groups, read=reader, reference=reference is not None, **arrange))
+            .map(lambda groups: make_update(groups, read=reader, **arrange))
         )
         self._iterator = iter(
             dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))

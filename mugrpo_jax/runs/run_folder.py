@@ -108,7 +108,8 @@ def _differing(path: Path, config: RunConfig, free: Collection[str] = ()) -> lis
 
 def _move_leftovers(folder: Path) -> None:
     """Make room for a new start in the folder of a run that did no work."""
-    (folder / "sampler.json").unlink(missing_ok=True)
+    for path in (folder / "sampler.json", *folder.glob("sampler-*.json")):
+        path.unlink(missing_ok=True)
     if not (folder / "checkpoints").exists():
         return
     make_folder(folder / "moved_away")

@@ -11,11 +11,12 @@ from jax.sharding import Mesh
 
 from mugrpo_jax.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import Decoder, LoraDecoder, Tokenizer, random_params
+from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, Tokenizer, random_params
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.auto_settings import choose_settings
+from mugrpo_jax.setup.behavior_policy import load_behavior, other_sources
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
 from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
@@ -33,6 +34,8 @@ class RunSetup:
     step, so that only the first sampler compiles. `sampler_file` records the planned slots; None plans them
     anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens. `base` are the
     frozen weights of a LoRA run; without them, all weights that `sampler` gets are complete.
+    `behavior_plans` and `behavior_programs` are the sizes and the compiled programs of the samplers of other
+    models, by their sources.
     """
 
     config: RunConfig
@@ -40,6 +43,8 @@ class RunSetup:
     tokenizer: Tokenizer
     mesh: Mesh
     programs: CompiledPrograms = dataclasses.field(default_factory=CompiledPrograms)
+    behavior_plans: dict[str, SamplerPlan] = dataclasses.field(default_factory=dict)
+    behavior_programs: dict[str, CompiledPrograms] = dataclasses.field(default_factory=dict)
     sampler_file: Path | None = None
     on_tokens: Callable[[], None] | None = None
     base: BaseWeights | None = None
@@ -89,6 +94,27 @@ class RunSetup:
         else:
             return Sampler(self.model, params, plan, self.programs, on_tokens=self.on_tokens)
         return Sampler(self.model, weights, plan, self.programs, prepared=True, on_tokens=self.on_tokens)
+
+    def behavior_sampler(self, source: str) -> Sampler:
+        """Load another model that writes responses; return a sampler, which the caller must close."""
+        if self.base is not None:
+            self.base.leave_devices()
+        loaded = load_behavior(self.config, source, self.mesh)
+        if source not in self.behavior_plans:  # after loading, so that the weights are not counted as free
+            self.behavior_plans[source] = self._behavior_plan(source, loaded.config)
+        plan = self.behavior_plans[source]
+        programs = self.behavior_programs.setdefault(source, CompiledPrograms())
+        if plan.mesh is None:
+            return Sampler(loaded.model, loaded.params, plan, programs)
+        weights = copy_on_host(loaded.model, loaded.params, plan, self.mesh)
+        return Sampler(loaded.model, weights, plan, programs, prepared=True)
+
+    def _behavior_plan(self, source: str, shape: ModelConfig) -> SamplerPlan:
+        if self.sampler_file is None:
+            return sampler_plan(self.config, shape, self.mesh)
+        number = other_sources(self.config).index(source)
+        file = self.sampler_file.with_name(f"sampler-{number}.json")
+        return recorded_sampler_plan(self.config, shape, self.mesh, file)
 
 
 def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:

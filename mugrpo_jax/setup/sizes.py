@@ -20,7 +20,7 @@ def step_options(config: RunConfig) -> StepOptions:
     proximal: Literal["policy", "state"] = "policy" if config.proximal_dtype is None else "state"
     return StepOptions(
         compute_dtype=config.model.compute_dtype,
-        temperature=config.sampling.temperature,
+        temperature=config.training_temperature,
         remat=_chosen(config, "model.remat"),
         scan=_chosen(config, "model.scan_layers"),
         attention=config.model.attention,

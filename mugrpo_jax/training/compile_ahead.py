@@ -21,18 +21,20 @@ def compile_step_ahead(
     shapes: Iterable[Shape],
     *,
     reference: bool,
+    behaviors: bool = False,
     base: Any = None,
 ) -> None:
     """Start to compile the programs of `step` for some shapes of `buckets`; `state` is abstract.
 
-    `programs` are those of `step`. `reference` says whether micro-batches have reference log-probs. `base`
-    are the frozen weights of LoRA, also abstract.
+    `programs` are those of `step`. `reference` says whether micro-batches have reference log-probs, and
+    `behaviors` whether they tell the behavior of each response. `base` are the frozen weights of LoRA, also
+    abstract.
     """
-    names = step.metric_names(state, abstract_update(buckets, reference=reference), base)
+    names = step.metric_names(state, abstract_update(buckets, reference=reference, behaviors=behaviors), base)
     programs.ahead("prepare", functools.partial(lower_prepare, step, state, names))
     statistics = {} if step.statistics is None else step.statistics.abstract()
     for shape in shapes:
-        batch = abstract_batch(step, shape, buckets.parts, reference=reference)
+        batch = abstract_batch(step, shape, buckets.parts, reference=reference, behaviors=behaviors)
         programs.ahead(
             accumulate_name(batch, statistics), functools.partial(lower_accumulate, step, state, batch, base)
         )
@@ -58,13 +60,13 @@ def lower_apply(step: UpdateStep, state: TrainState) -> Any:
 
 
 def abstract_batch(
-    step: UpdateStep, shape: Shape, parts: int, *, reference: bool
+    step: UpdateStep, shape: Shape, parts: int, *, reference: bool, behaviors: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays of a micro-batch as abstract arrays that are split over the devices."""
     split = batch_sharding(step.mesh)
     return {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-        for name, leaf in abstract_micro_batch(shape, parts, reference=reference).items()
+        for name, leaf in abstract_micro_batch(shape, parts, reference=reference, behaviors=behaviors).items()
     }
 
 

@@ -8,7 +8,7 @@ from the whole update, `UpdateStatistics` computes these before the first `accum
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -33,7 +33,8 @@ Objective = Callable[..., tuple[jax.Array, objectives.Metrics]]
 class StepOptions:
     """Options of the loss. They are compile-time constants, so each `UpdateStep` has fixed options.
 
-    `compute_dtype` is the dtype of the forward and backward pass, and `temperature` the sampling temperature.
+    `compute_dtype` is the dtype of the forward and backward pass. `temperature` divides the logits of the
+    policy that is trained; it may differ from the temperature at which the responses were sampled.
     `Model.hidden` explains `remat`, `scan` and `attention` (there `backend`). With `share_prompts`, a prompt
     is computed once for several responses; the micro-batches must be packed for this (`SharedPacking`).
 
@@ -59,6 +60,8 @@ class UpdateStep:
     The `state` of the constructor may be abstract, because only its shapes are used. `statistics` computes
     batch statistics of the objective from the whole update; without it, the objective computes them from each
     micro-batch. `diagnose=True` adds `objectives.diagnostics` and the sampler-trainer gap to the metrics.
+    With `behaviors`, the names that the array `behavior` of a micro-batch numbers, all these metrics and
+    those of the objective are also computed for the responses of each behavior alone.
     `programs` are compiled ahead by `compile_step_ahead`; the others are compiled at their first call.
     If the model is a `LoraDecoder`, each call also needs `base`, its frozen weights.
     """
@@ -75,6 +78,7 @@ class UpdateStep:
         statistics: objectives.Statistics | None = None,
         diagnose: bool = True,
         programs: CompiledPrograms | None = None,
+        behaviors: Sequence[str] = (),
     ) -> None:
         self.mesh, self.compute_dtype = mesh, jnp.dtype(options.compute_dtype)
         self._programs = CompiledPrograms() if programs is None else programs
@@ -82,7 +86,7 @@ class UpdateStep:
         self.statistics = None if statistics is None else UpdateStatistics(logprobs, statistics, mesh)
         # Explicit shardings, so that the output of one program has the input sharding of the next.
         shardings = state_sharding(mesh, model, state)
-        loss = functools.partial(_loss, model, objective, options, diagnose)
+        loss = functools.partial(_loss, model, objective, options, tuple(behaviors) if diagnose else None)
         self.prepare = jax.jit(
             functools.partial(_prepare, self.compute_dtype),
             static_argnames="names",
@@ -180,7 +184,7 @@ def _loss(
     model: Model,
     objective: Objective,
     options: StepOptions,
-    diagnose: bool,
+    behaviors: Sequence[str] | None,
     params: Any,
     batch: dict[str, Any],
     denominator: jax.Array,
@@ -196,16 +200,41 @@ def _loss(
         kept = options.proximal == "state"
         proximal = batch_logprobs(model, options, batch["proximal"], batch)[0] if kept else logp
         more["proximal_logp"] = jax.lax.stop_gradient(proximal)
-    loss, metrics = objective(*inputs, denominator=denominator, **more, **statistics)
-    if diagnose:
-        metrics = objectives.diagnostics(*inputs) | metrics
-        valid, count = batch["mask"] != 0, jnp.maximum(batch["mask"].sum(), 1)
-        gap = jnp.abs(logp - batch["behavior_logp"]) * valid
-        metrics["gap_max"] = jax.lax.stop_gradient(gap.max())
-        metrics["gap/tokens"] = jax.lax.stop_gradient(gap.sum()) / count
-        if entropy is not None:
-            metrics["entropy/tokens"] = jax.lax.stop_gradient(jnp.where(valid, entropy, 0.0).sum()) / count
+    objective = functools.partial(objective, denominator=denominator, **more, **statistics)
+    loss, metrics = objective(*inputs)
+    if behaviors is not None:
+        metrics = _diagnostics(*inputs, entropy) | metrics
+    if behaviors:
+        metrics |= _by_behavior(behaviors, batch["behavior"], objective, inputs, entropy)
     return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
+
+
+def _by_behavior(
+    names: Sequence[str], numbers: jax.Array, objective: Objective, inputs: Sequence[jax.Array], entropy: Any
+) -> objectives.Metrics:
+    """Return all metrics for the responses of each behavior alone, under their keys, `@` and its name."""
+    logp, behavior_logp, advantages, mask = jax.lax.stop_gradient(tuple(inputs))
+
+    def found(number: jax.Array) -> objectives.Metrics:
+        mine = logp, behavior_logp, advantages, mask * (numbers == number)[:, None]
+        return _diagnostics(*mine, entropy) | objective(*mine)[1]
+
+    # Mapped over the behaviors, so that more of them do not take longer to compile.
+    values = jax.vmap(found)(jnp.arange(len(names)))
+    return {f"{key}@{name}": array[i] for i, name in enumerate(names) for key, array in values.items()}
+
+
+def _diagnostics(
+    logp: jax.Array, behavior_logp: jax.Array, advantages: jax.Array, mask: jax.Array, entropy: Any
+) -> objectives.Metrics:
+    """Return `objectives.diagnostics`, the sampler-trainer gap, and the entropy if it is known."""
+    metrics = objectives.diagnostics(logp, behavior_logp, advantages, mask)
+    valid, count = mask != 0, jnp.maximum(mask.sum(), 1)
+    gap = jnp.abs(logp - behavior_logp) * valid
+    metrics |= {"gap_max": gap.max(), "gap/tokens": gap.sum() / count}
+    if entropy is not None:
+        metrics["entropy/tokens"] = jnp.where(valid, entropy, 0.0).sum() / count
+    return jax.lax.stop_gradient(metrics)
 
 
 def batch_logprobs(
@@ -256,7 +285,8 @@ def _prepare(dtype: Any, params: Any, *, names: tuple[str, ...]) -> tuple[Any, A
     The weights are cast before they are all-gathered, so that bfloat16 halves the communication.
     """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
-    metrics = {name: jnp.full((), start.get(name[-4:], 0.0), jnp.float32) for name in names}
+    plain = {name: name.partition("@")[0][-4:] for name in names}
+    metrics = {name: jnp.full((), start.get(end, 0.0), jnp.float32) for name, end in plain.items()}
     return cast(params, dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), metrics
 
 

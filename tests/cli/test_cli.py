@@ -73,6 +73,8 @@ COMMANDS = [
     "generate",
     "eval",
     "rollouts",
+    "rollouts export",
+    "rollouts import",
     "replay",
     "export",
     "report",
@@ -181,7 +183,7 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in COMMANDS:
-        assert f"    {name} " in done.stdout
+        assert f"    {name} " in done.stdout.replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -671,6 +673,31 @@ def test_a_replay_with_the_same_settings_ends_with_the_same_parameters(run, tmp_
         assert not (out / "rollouts").exists()
         mine = [record["loss"] for record in journal(out, "update")]
         assert mine == [record["loss"] for record in journal(run, "update") if record["stage"] == stage]
+
+
+def test_an_exported_and_imported_stage_replays_to_the_same_parameters(
+    run, place, tmp_path, command, refused
+):
+    code, shown, _ = command("rollouts", "export", run, "--stage", 0, "--out", tmp_path)
+    assert code == 0 and f"{tmp_path / 'stage-000.jsonl'}: 32 responses" in shown
+    stage = tmp_path / "stage"
+    code, shown, _ = command("rollouts", "import", tmp_path / "stage-000.jsonl", "--out", stage)
+    assert code == 0 and "32 responses to 8 prompts, written by mugrpo" in shown
+    shown = command("rollouts", stage, "--show", 1, "--model", run)[1]
+    assert shown == command("rollouts", run, "--stage", 0, "--show", 1)[1]
+    assert "name its model with --model" in refused("rollouts", stage, "--show", 1)
+    replay = ["replay", stage, "--out", tmp_path / "again"]
+    assert "name one with --config" in refused(*replay)
+    replay += ["--config", place / "tiny.yaml"]
+    for override, named in (
+        ("batch.responses_per_prompt=2", "batch.responses_per_prompt: 2 does not fit"),
+        ("batch.updates_per_stage=3", "batch.updates_per_stage: 3 does not fit"),
+        ("sampling.max_response_tokens=2", "sampling.max_response_tokens: 2 is too small"),
+    ):
+        assert named in refused(*replay, override)
+    code, shown, _ = command(*replay)
+    assert code == 0 and "comparison.html" not in shown
+    assert same(final_params(tmp_path / "again", 2), final_params(run, 2))
 
 
 def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):

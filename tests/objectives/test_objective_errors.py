@@ -251,7 +251,15 @@ def test_config_is_frozen_hashable_and_equal_by_content():
     with pytest.raises(TypeError, match="fixed"):
         config.knobs["clip_high"] = 9.0
     assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
-    assert dataclasses.asdict(config) == {"name": "mu_grpo", "knobs": {"clip_high": 4.0, "veto": "sequence"}}
+    assert dataclasses.asdict(config) == {
+        "name": "mu_grpo",
+        "knobs": {"clip_high": 4.0, "veto": "sequence"},
+        "temperature": None,
+    }
+    assert config != dataclasses.replace(config, temperature=0.5)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"temperature is {wrong}; possible: a positive number"):
+            ObjectiveConfig("mu_grpo", temperature=wrong)
 
 
 def test_config_adds_nothing():

@@ -10,8 +10,9 @@ from mugrpo_jax import report
 from mugrpo_jax.report import panels
 
 MAKERS = [maker.__name__ for makers in panels.SECTIONS.values() for maker in makers]
-# µ-GRPO adapts nothing, and the runs have a single reward.
-FIGURES = [f"figure-{name.replace('_', '-')}" for name in MAKERS if name not in ("adapted", "rewards")]
+# µ-GRPO adapts nothing, and the runs have a single reward and a single behavior.
+ABSENT = ("adapted", "rewards", *(name for name in MAKERS if name.startswith("behavior_")))
+FIGURES = [f"figure-{name.replace('_', '-')}" for name in MAKERS if name not in ABSENT]
 # Counts the coloured pixels of a chart: all, or those of the first run (blue) or of the second (orange). The
 # canvases of a chart are inside shadow roots.
 INK = """(id, which) => {

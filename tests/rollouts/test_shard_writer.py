@@ -23,6 +23,11 @@ def stage(tmp_path):
     return RolloutFolder(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=5, prompts_per_shard=2)
 
 
+def three(_):
+    """The behaviors of a prompt: three samples of the current policy."""
+    return dict.fromkeys(range(3), "current")
+
+
 def response(index: int, sample: int) -> Response:
     tokens = np.arange(1 + index + sample, dtype=np.int32)
     return Response(index, sample, np.full(3, index, np.int32), tokens, -tokens.astype(np.float32), "stop")
@@ -42,7 +47,7 @@ def fill(writer: ShardWriter, shards: tuple[int, ...]) -> None:
 
 
 def test_groups_are_in_order_with_their_own_scores(stage):
-    with ShardWriter(stage, PROBLEMS, 3) as writer:
+    with ShardWriter(stage, PROBLEMS, three) as writer:
         fill(writer, (0, 1, 2))
         writer.finish()
         assert (writer.scored, writer.reward) == (
@@ -62,7 +67,7 @@ def test_responses_that_end_without_an_answer_are_counted(stage):
     cut = dataclasses.replace(response(1, 2), finish_reason="length")
     added = [(response(0, 0), 0.0, "so 7"), (response(0, 1), 0.0, "so"), (response(0, 2), 1.0, "so")]
     added += [(response(1, 0), 0.0, "so"), (response(1, 1), 0.5, "9"), (cut, 0.0, "so")]
-    with ShardWriter(stage, PROBLEMS, 3, lambda text: text if text[-1].isdigit() else None) as writer:
+    with ShardWriter(stage, PROBLEMS, three, lambda text: text if text[-1].isdigit() else None) as writer:
         for made, value, text in added:
             writer.add(made, scored(value), text)
         writer.finish()
@@ -76,7 +81,7 @@ def test_responses_that_end_without_an_answer_are_counted(stage):
 
 
 def test_each_of_several_rewards_is_stored_with_its_response_and_added_up(stage):
-    with ShardWriter(stage, PROBLEMS, 3, lambda text: None) as writer:
+    with ShardWriter(stage, PROBLEMS, three, lambda text: None) as writer:
         for index in range(5):
             for sample in range(3):
                 parts = (("right", float(sample > 1)), ("short", -0.5 * index))
@@ -98,7 +103,7 @@ def test_each_of_several_rewards_is_stored_with_its_response_and_added_up(stage)
 
 def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
     late: Future[Score] = Future()
-    with ShardWriter(stage, PROBLEMS, 3) as writer:
+    with ShardWriter(stage, PROBLEMS, three) as writer:
         for index in (0, 1):
             for sample in range(3):
                 writer.add(response(index, sample), late if (index, sample) == (0, 1) else scored(1.0))
@@ -115,6 +120,6 @@ def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     stage.folder.mkdir()
     (stage.folder / "shard-00000.tmp").mkdir()  # where the first shard would be written
     failure = pytest.raises(RolloutError, match=r"shard-00000\.arrayrecord: cannot be written")
-    with ShardWriter(stage, PROBLEMS, 3) as writer, failure:
+    with ShardWriter(stage, PROBLEMS, three) as writer, failure:
         fill(writer, (0,))
         writer.finish()  # if it was not written before the last response came

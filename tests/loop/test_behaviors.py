@@ -1,0 +1,251 @@
+"""Claims about responses from several policies: their log-probs, ratios, names, resuming and refusals."""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import models, planning
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import sampling_passes, stages
+from mugrpo_jax.loop.generation_phase import generate_stage
+from mugrpo_jax.loop.resume import resume
+from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.models.io.huggingface_export import save_huggingface
+from mugrpo_jax.models.tokenizer import CharTokenizer
+from mugrpo_jax.report import panels, read_run
+from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.rollouts import encode, open_stage, read_groups
+from mugrpo_jax.setup import run_setup
+from mugrpo_jax.setup.initial_model import initial_model, run_model_tokenizer
+from mugrpo_jax.setup.sizes import step_options
+from mugrpo_jax.setup.stored_rollouts import behavior_names
+from mugrpo_jax.setup.trained_model import load_any_model
+from mugrpo_jax.training import Cursor
+
+CONFIG = """
+model:
+  source: tiny
+  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
+  compute_dtype: float32
+  sampling_dtype: float32
+  remat: none
+task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: own_rewards:short, scorers: 0}
+sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 16, prompts_per_shard: 2}
+batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 1, stages: 1,
+        tokens_per_micro_batch: 63, length_multiple: 32}
+objective: {name: mu_grpo}
+evaluation: {problems: 0}
+report: {samples: 0}
+track_drift: false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(program_folder):
+    """A folder with a config, a reward, and another model with the same tokenizer."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield from prepared(program_folder, patch)
+
+
+def prepared(program_folder, patch):
+    (program_folder / "run.yaml").write_text(CONFIG)
+    reward = "def short(text, problem):\n    return 1.0 / (1 + len(text))\n"
+    (program_folder / "own_rewards.py").write_text(reward)
+    patch.syspath_prepend(program_folder)
+    # One device is faster to compile for.
+    patch.setattr(run_setup, "run_mesh", lambda _: models.make_mesh(devices=jax.devices()[:1]))
+    config = configs.load(program_folder / "run.yaml")
+    other = initial_model(dataclasses.replace(config, seed=7), models.make_mesh(devices=jax.devices()[:1]))
+    folder = program_folder / "other"
+    save_huggingface(other.params, folder, config=other.config, source=None, tokenizer=other.tokenizer)
+    yield program_folder
+
+
+def load(place, behaviors, *overrides):
+    listed = json.dumps(behaviors)
+    return configs.load(place / "run.yaml", [f"sampling.behaviors={listed}", *overrides])
+
+
+def groups(run):
+    return list(read_groups(open_stage(run / "rollouts" / "stage-000")))
+
+
+def records(run, kind):
+    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in found if record["kind"] == kind]
+
+
+def generate(config, folder):
+    """Only the first phase of a run."""
+    with open_run(config, folder) as run:
+        generate_stage(run, *resume(run)[:1], 0, Cursor())
+    return folder
+
+
+MIXED = [
+    {"source": "current", "share": 0.4},
+    {"source": "OTHER", "share": 0.6, "temperature": 0.7},
+]
+HOT = ["sampling.temperature=1.5", "objective.temperature=0.8"]
+
+
+@pytest.fixture(scope="module")
+def mixed(place):
+    """A run with two models and three temperatures."""
+    behaviors = [b | {"source": b["source"].replace("OTHER", str(place / "other"))} for b in MIXED]
+    config = load(place, behaviors, *HOT)
+    return config, stages.train(config, place / "mixed")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def log_softmax(model, params, tokens, temperature):
+    return jax.nn.log_softmax(models.logits(model, params, tokens) / temperature)
+
+
+def teacher_forced(policy, group, rollout, temperature):
+    """The log-probs of the response's tokens, from one pass over the whole row; padded to compile once."""
+    tokens = np.concatenate([group.prompt, rollout.tokens])
+    padded = np.pad(tokens, (0, 32 - len(tokens)))[None]
+    logp = np.asarray(log_softmax(policy.model, policy.params, padded, temperature)[0])
+    return logp[np.arange(len(tokens) - 1), tokens[1:]][len(group.prompt) - 1 :]
+
+
+def on_host(loaded):
+    return dataclasses.replace(loaded, params=jax.device_get(loaded.params))  # so that they compile once
+
+
+def policies(place, config):
+    here = on_host(initial_model(config, models.make_mesh(devices=jax.devices()[:1])))
+    there = on_host(load_any_model(place / "other"))
+    return {"current": (here, 1.5), "other-t0.7": (there, 0.7)}
+
+
+def test_each_response_has_the_log_probs_of_the_distribution_it_was_drawn_from(place, mixed):
+    config, run = mixed
+    found, names = policies(place, config), []
+    for group in groups(run):
+        for rollout in group.rollouts:
+            policy, temperature = found[rollout.behavior]
+            names.append(rollout.behavior)
+            wanted = teacher_forced(policy, group, rollout, temperature)
+            np.testing.assert_allclose(rollout.logprobs, wanted, atol=1e-5)
+    assert sorted({len(group.rollouts) for group in groups(run)}) == [4]
+    assert 5 <= names.count("current") <= 8 and len(names) == 16  # 0.4 of 4 is 1 or 2
+
+
+def test_ratios_are_those_of_the_trained_temperature_and_the_behavior_that_wrote(place, mixed):
+    config, run = mixed
+    (update,) = records(run, "update")
+    here = policies(place, config)["current"][0]
+    ratios = {"current": [], "other-t0.7": []}
+    for group in groups(run):
+        for rollout in group.rollouts:
+            logp = teacher_forced(here, group, rollout, 0.8)
+            ratios[rollout.behavior] += np.exp(logp - rollout.logprobs).tolist()
+    both = [value for values in ratios.values() for value in values]
+    np.testing.assert_allclose(update["ratio/tokens"], np.mean(both), rtol=1e-4)
+    for name, values in ratios.items():
+        assert update[f"tokens@{name}"] == len(values)
+        np.testing.assert_allclose(update[f"ratio/tokens@{name}"], np.mean(values), rtol=1e-4)
+        np.testing.assert_allclose(update[f"ratio_max@{name}"], np.max(values), rtol=1e-4)
+    assert update["ratio_max"] == max(update[f"ratio_max@{name}"] for name in ratios)
+    plain = {key for key in update if "@" not in key and f"{key}@current" in update}
+    assert {"ess/tokens", "k3/tokens", "vetoed/tokens", "entropy/tokens", "gap_max"} <= plain
+    (stage,) = records(run, "stage")
+    total = sum(stage[f"reward@{name}"] * stage[f"responses@{name}"] for name in ratios)
+    np.testing.assert_allclose(total / 16, stage["reward"])
+
+
+def test_the_report_shows_every_diagnostic_by_behavior(mixed):
+    history = read_run(mixed[1])
+    shown = {maker.__name__: maker([history]) for maker in panels.SECTIONS["By behavior"]}
+    assert all({line.name for line in panel.lines} == {"current", "other-t0.7"} for panel in shown.values())
+    page = (mixed[1] / "report.html").read_text()
+    assert "By behavior" in page and "other-t0.7" in page
+    (update,) = history.updates
+    for key in update:
+        assert "@" not in key or key.partition("@")[0] in page
+
+
+def test_a_killed_generation_goes_on_without_sampling_anything_twice(place, mixed, monkeypatch):
+    config, whole = mixed
+    run, sampled = place / "killed", []
+    original = sampling_passes.write_shards
+
+    def watched(sampler, folder, *arguments, **keywords):
+        sampled.append(folder.number)
+        if len(sampled) == 2:  # the second model has begun
+            raise KeyboardInterrupt
+        return original(sampler, folder, *arguments, **keywords)
+
+    monkeypatch.setattr(sampling_passes, "write_shards", watched)
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    with pytest.raises(KeyboardInterrupt):
+        generate(config, run)
+    assert [path.name for path in (run / "rollouts" / "stage-000").iterdir()] == ["part-0"]
+    generate(config, run)
+    assert sampled == [0, 1, 1]  # the responses of the first model are kept
+    assert [encode(group) for group in groups(run)] == [encode(group) for group in groups(whole)]
+    names = {path.name for path in (run / "rollouts" / "stage-000").iterdir()}
+    assert names == {path.name for path in (whole / "rollouts" / "stage-000").iterdir()}
+
+
+def test_two_behaviors_that_are_the_same_policy_are_one(place, monkeypatch):
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    plain = configs.load(place / "run.yaml")
+    half = {"source": "current", "share": 0.5, "temperature": 1.0}
+    twice = load(place, [half, half], "objective.temperature=1")
+    found = [groups(generate(config, place / name)) for name, config in (("plain", plain), ("twice", twice))]
+    assert [encode(group) for group in found[1]] == [encode(group) for group in found[0]]
+    assert step_options(twice) == step_options(plain) and not behavior_names(twice)
+
+
+def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    config = load(place, [{"source": f"{mixed[1]}@1", "share": 1.0}], "seed=3")
+    policy = on_host(load_any_model(mixed[1], step=1))
+    for group in groups(generate(config, place / "older"))[:2]:
+        for rollout in group.rollouts:
+            assert rollout.behavior == "mixed-1"
+            np.testing.assert_allclose(
+                rollout.logprobs, teacher_forced(policy, group, rollout, 1.0), atol=1e-5
+            )
+
+
+def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, tmp_path):
+    alphabet = run_model_tokenizer(configs.load(place / "run.yaml")).alphabet
+    shutil.copytree(place / "other", tmp_path / "swapped")
+    CharTokenizer(alphabet[1] + alphabet[0] + alphabet[2:]).save(tmp_path / "swapped")
+    shutil.copytree(place / "other", tmp_path / "smaller")
+    shape = json.loads((tmp_path / "smaller" / "config.json").read_text())
+    (tmp_path / "smaller" / "config.json").write_text(json.dumps(shape | {"vocab_size": 8}))
+    for source, reason in (
+        (tmp_path / "swapped", "has another tokenizer: "),
+        (tmp_path / "smaller", "has a vocabulary of 8 tokens"),
+        (place / "mixed", f"is a run; name one of its checkpoints, such as {place / 'mixed'}@1"),
+        (f"{place / 'mixed'}@9", "no checkpoint after 9 updates; kept: 0, 1"),
+        (tmp_path / "nothing", "not found"),
+        ("tiny", "tiny has random weights"),
+    ):
+        config = load(place, [{"source": str(source), "share": 1.0}])
+        with pytest.raises(ConfigError, match=r"^sampling\.behaviors\[0\]\.source: ") as error:
+            planning.plan_run(config)
+        assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_plan_counts_one_model_after_the_other(place):
+    config = load(place, [{"source": str(place / "other"), "share": 1.0}])
+    plan = planning.plan_run(config)
+    assert list(plan.behaviors) == [str(place / "other")]
+    assert "one model after the other" in str(plan)
+    # Enough memory for the sampler of the run's own model, but not beside the loaded weights of the other.
+    sampler = plan.sampler.weight_bytes + plan.sampler.cache_bytes + plan.sampler.work_bytes
+    small = planning.plan_run(config, device_memory=plan.memory.state + int(sampler / 0.92) + 1)
+    assert small.sampler is not None and small.problem.startswith("the behavior ")
+    assert "does not fit" in small.problem
