@@ -38,7 +38,7 @@ def test_config_prints_one_section_or_one_key(call):
     assert status == 0 and yaml.safe_load(shown) == {"batch": configs.to_dict(configs.BatchSection())}
     assert yaml.safe_load(call("config", "model.tiny.num_heads")[1]) == {"model": {"tiny": {"num_heads": 4}}}
     shown = call("config", "objective")[1]
-    assert yaml.safe_load(shown) == {"objective": {"name": "mu_grpo", "knobs": {}}}
+    assert yaml.safe_load(shown) == {"objective": {"name": "mu_grpo", "knobs": {}, "temperature": None}}
     assert all(f"#   {name}: " in shown for name in objectives.OBJECTIVES)
     assert "veto_ratio: 0.0001" in shown
     for wrong, message in (
