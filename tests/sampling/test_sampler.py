@@ -116,16 +116,14 @@ def test_an_interrupted_run_continues_with_the_same_tokens(sampler, mixed, resul
 
 
 def test_requests_may_come_one_by_one_and_are_taken_as_slots_need_them(sampler, mixed, results, wanted):
-    many = [
-        dataclasses.replace(request, index=12 * i + request.index) for i in range(10) for request in mixed
-    ]
+    many = [dataclasses.replace(request, index=12 * i + request.index) for i in range(3) for request in mixed]
     taken = []
     run = sampler.run(taken.append(request) or request for request in many)
     first = next(run)
     assert 0 < len(taken) <= sampler.plan.slots + 12 < len(many)
     answers = {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in [first, *run]}
     assert len(taken) == len(many)
-    assert answers == {(12 * i + at, n): value for (at, n), value in wanted.items() for i in range(10)}
+    assert answers == {(12 * i + at, n): value for (at, n), value in wanted.items() for i in range(3)}
 
 
 def test_a_bad_request_of_an_iterator_is_refused_in_its_turn(sampler, mixed):
