@@ -7,6 +7,8 @@ import quick_programs
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # parallel test processes compile for TPU
+# The processes of a test run share what they compile. JAX would keep only programs that took a second.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Programs in tests are small and run a few times: optimising them takes longer than running them.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {quick_programs.flags()}"
@@ -19,8 +21,16 @@ from fake_gcs import FakeGcs
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
 TOGETHER = tuple(
     f"/test_{name}.py"
-    for name in ("behaviors", "cli", "distributed", "page", "planning", "resume", "samples", "stages", "tpu")
+    for name in (
+        *("behaviors", "cli", "distributed", "page", "planning", "resume", "sampler", "samples", "stages"),
+        *("tpu", "update_statistics", "update_step"),
+    )
 )
+
+
+def pytest_collection_modifyitems(items):
+    """The notebooks are the longest single tests. They start early, so that none runs alone at the end."""
+    items.sort(key=lambda item: "test_notebooks.py" not in item.nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

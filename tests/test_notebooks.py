@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import quick_programs
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -54,7 +55,7 @@ def test_it_needs_no_file_beside_it(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # the eight devices of the other tests
+    monkeypatch.setenv("XLA_FLAGS", quick_programs.flags())  # one device; other tests have eight
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.pop("outputs", None)

@@ -153,7 +153,7 @@ def test_two_processes_export_one_folder(two, place):
     """Each process holds half of the weights; together they write what one process would write."""
     running = []
     settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
-    settings |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    settings |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {quick_programs.flags()}"}
     for given in by_flags(2):
         flags = given.flags
         command = [sys.executable, "-m", "mugrpo_jax", "export", str(two), str(place / "out"), *flags]

@@ -1,5 +1,7 @@
 """A tiny model whose distributions are neither flat nor peaked, and short ways to sample from it."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ CONFIG = ModelConfig(
     intermediate_size=64,
     max_positions=256,
 )
+# For tests that count tokens and slots, whatever the tokens are.
+SMALL = dataclasses.replace(
+    CONFIG, vocab_size=16, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, intermediate_size=8
+)
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +31,15 @@ def model():
 
 
 @pytest.fixture(scope="session")
+def small_model():
+    return create(SMALL, seed=1)
+
+
+@pytest.fixture(scope="session")
 def plan():
-    def build(slots=4, **options):
+    def build(slots=4, config=CONFIG, **options):
         return plan_sampler(
-            CONFIG, **{"max_prompt": 16, "max_length": 96, "dtype": jnp.float32} | options, slots=slots
+            config, **{"max_prompt": 16, "max_length": 96, "dtype": jnp.float32} | options, slots=slots
         )
 
     return build

@@ -116,16 +116,14 @@ def test_an_interrupted_run_continues_with_the_same_tokens(sampler, mixed, resul
 
 
 def test_requests_may_come_one_by_one_and_are_taken_as_slots_need_them(sampler, mixed, results, wanted):
-    many = [
-        dataclasses.replace(request, index=12 * i + request.index) for i in range(10) for request in mixed
-    ]
+    many = [dataclasses.replace(request, index=12 * i + request.index) for i in range(3) for request in mixed]
     taken = []
     run = sampler.run(taken.append(request) or request for request in many)
     first = next(run)
     assert 0 < len(taken) <= sampler.plan.slots + 12 < len(many)
     answers = {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in [first, *run]}
     assert len(taken) == len(many)
-    assert answers == {(12 * i + at, n): value for (at, n), value in wanted.items() for i in range(10)}
+    assert answers == {(12 * i + at, n): value for (at, n), value in wanted.items() for i in range(3)}
 
 
 def test_a_bad_request_of_an_iterator_is_refused_in_its_turn(sampler, mixed):
@@ -246,14 +244,14 @@ def test_bad_requests_are_refused_before_anything_runs(sampler, fields, message)
         )
 
 
-def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
+def test_slots_stay_occupied_on_long_tailed_lengths(small_model, plan):
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(3.5, 0.7, 1600)), 8, 200).astype(int).reshape(200, 8)
     requests = [
-        Request(rng.integers(0, 160, 4), request_seeds(i, samples=8), limits.tolist(), index=i)
+        Request(rng.integers(0, 16, 4), request_seeds(i, samples=8), limits.tolist(), index=i)
         for i, limits in enumerate(lengths)
     ]
-    with Sampler(*model, plan(32, max_length=208)) as sampler:
+    with Sampler(*small_model, plan(32, small_model[0].config, max_length=208)) as sampler:
         produced = sum(len(r.tokens) for r in sampler.run(requests))
     assert produced == sampler.stats.tokens == lengths.sum()
     assert sampler.stats.occupancy >= 0.9
@@ -263,9 +261,11 @@ def test_slots_stay_occupied_on_long_tailed_lengths(model, plan):
 
 
 @pytest.mark.parametrize("length", [3, 100])
-def test_loops_wait_for_free_slots_by_the_length_of_the_responses_so_far(model, plan, monkeypatch, length):
-    sizes = plan(64, max_length=208)
-    with Sampler(*model, sizes) as sampler:
+def test_loops_wait_for_free_slots_by_the_length_of_the_responses_so_far(
+    small_model, plan, monkeypatch, length
+):
+    sizes = plan(64, small_model[0].config, max_length=208)
+    with Sampler(*small_model, sizes) as sampler:
         limits, decode = [], sampler._engine.decode
         monkeypatch.setattr(
             sampler._engine, "decode", lambda limit, **k: limits.append(limit) or decode(limit, **k)
