@@ -272,7 +272,8 @@ def test_programs_lowered_before_there_is_data_are_those_of_an_update(monkeypatc
 
         monkeypatch.setattr(step, name, call)
     monkeypatch.setattr(step, "_programs", CompiledPrograms())
-    step(copy(state), data)
+    with jax.set_mesh(step.mesh):  # as in a run
+        step(copy(state), data)
     monkeypatch.undo()
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     buckets, ahead = rollouts.plan_buckets(64, 512, 4, unit=32), Lowered()
