@@ -274,5 +274,5 @@ def test_words_beside_numbers_and_what_yaml_makes_of_off():
     assert (config.sampling.slots, config.batch.tokens_per_micro_batch) == ("auto", 8192)
     assert config.compile_cache is False  # YAML reads `off` as false; both turn the cache off
     assert configs.load(None, ["model.scan_layers=false"]).model.scan_layers is False
-    with pytest.raises(ConfigError, match="sampling.slots must be an integer, got 'many'"):
+    with pytest.raises(ConfigError, match=r"sampling\.slots must be an integer, got 'many'"):
         configs.load(None, ["sampling.slots=many"])
