@@ -281,3 +281,14 @@ def test_several_rewards_survive_the_way_to_a_file_and_back():
         config.rollout_fingerprint()
     )
     assert configs.load(None, ["task.reward=math"]).task.reward == "math"
+
+
+def test_words_beside_numbers_and_what_yaml_makes_of_off():
+    config = configs.load(
+        None, ["sampling.slots=auto", "batch.tokens_per_micro_batch=8192", "compile_cache=off"]
+    )
+    assert (config.sampling.slots, config.batch.tokens_per_micro_batch) == ("auto", 8192)
+    assert config.compile_cache is False  # YAML reads `off` as false; both turn the cache off
+    assert configs.load(None, ["model.scan_layers=false"]).model.scan_layers is False
+    with pytest.raises(ConfigError, match=r"sampling\.slots must be an integer, got 'many'"):
+        configs.load(None, ["sampling.slots=many"])
