@@ -22,7 +22,9 @@ from mugrpo_jax.report import panels, read_run
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import encode, open_stage, read_groups
 from mugrpo_jax.setup import run_setup
-from mugrpo_jax.setup.initial_model import initial_model, run_model_tokenizer
+from mugrpo_jax.setup.auto_settings import choose_settings
+from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.initial_model import initial_model, run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.sizes import step_options
 from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.setup.trained_model import load_any_model
@@ -203,7 +205,11 @@ def test_two_behaviors_that_are_the_same_policy_are_one(place, monkeypatch):
     twice = load(place, [half, half], "objective.temperature=1")
     found = [groups(generate(config, place / name)) for name, config in (("plain", plain), ("twice", twice))]
     assert [encode(group) for group in found[1]] == [encode(group) for group in found[0]]
-    assert step_options(twice) == step_options(plain) and not behavior_names(twice)
+    assert step_options(chosen(twice)) == step_options(chosen(plain)) and not behavior_names(twice)
+
+
+def chosen(config):
+    return choose_settings(config, run_model_shape(config), run_mesh(config))[0]
 
 
 def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):

@@ -11,7 +11,9 @@ from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.preflight import check_problems, dry_run, warm_start_problems
 from mugrpo_jax.runs.run_data import claim_data
 from mugrpo_jax.runs.run_folder import RunFolder
-from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.auto_settings import choose_settings
+from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.tasks import load_task
 
 TINY = "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 24}"
@@ -138,7 +140,8 @@ def test_a_reward_may_fail_if_the_config_allows_it(place):
 
 def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
     mine = config("sampling.max_prompt_tokens=9")
-    RunFolder(place / "run", mine)
+    chosen, _ = choose_settings(mine, run_model_shape(mine), run_mesh(mine))
+    RunFolder(place / "run", chosen)
     claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
     dry_run(mine, place / "run")
     (place / "run" / "metrics.jsonl").write_text('{"kind": "stage", "updates": 0}\n')
