@@ -124,6 +124,11 @@ class RunConfig(Section):
                 f"model.tiny.num_heads: twice {self.model.tiny.num_heads} must divide "
                 f"model.tiny.hidden_size={self.model.tiny.hidden_size}"
             )
+        if batch.lag >= batch.stages:
+            raise ConfigError(
+                f"batch.lag: {batch.lag} is not below batch.stages={batch.stages}, so all stages would use "
+                f"the policy of the start; use at most {batch.stages - 1}, or more stages"
+            )
         if self.replay.stage >= batch.stages:
             raise ConfigError(
                 f"replay.stage: {self.replay.stage} is not one of the {batch.stages} stages (batch.stages), "
@@ -145,6 +150,15 @@ class RunConfig(Section):
         """Indices of the stages in this run: all stages, or only the replayed stage."""
         replayed = range(self.replay.stage, self.replay.stage + 1)
         return range(self.batch.stages) if self.replay.run is None else replayed
+
+    @property
+    def largest_staleness(self) -> int:
+        """S = L·µ + µ − 1, how many updates old rollouts are at most when an update uses them."""
+        return (self.batch.lag + 1) * self.batch.updates_per_stage - 1
+
+    def policy_stage(self, stage: int) -> int:
+        """Return the stage at whose start the policy was that writes the rollouts of `stage`."""
+        return max(stage - self.batch.lag, 0)
 
     @property
     def training_temperature(self) -> float:
@@ -171,9 +185,17 @@ class RunConfig(Section):
         return _digest(sections | {"seed": self.seed, "group": group, "dtype": dtype})
 
     def rollout_identity(self, stage: int) -> dict[str, Any]:
-        """Return what determines a stage's rollouts: settings hash, stage, and updates of the policy."""
-        updates = stage * self.batch.updates_per_stage
-        return {"fingerprint": self.rollout_fingerprint(), "stage": stage, "policy_updates": updates}
+        """Return what determines a stage's rollouts: settings hash, stage, and version of the policy.
+
+        The version is the stage at whose start the policy was, and the number of its updates.
+        """
+        version = self.policy_stage(stage)
+        return {
+            "fingerprint": self.rollout_fingerprint(),
+            "stage": stage,
+            "policy_stage": version,
+            "policy_updates": version * self.batch.updates_per_stage,
+        }
 
     def fingerprint(self) -> str:
         """Return a hash of `fixed_settings`."""

@@ -185,6 +185,12 @@ class BatchSection(Section):
     )
     updates_per_stage: int = setting(1024, "µ: optimizer updates per stage", least=1)
     stages: int = setting(4, "generations in the run", least=1)
+    lag: int = setting(
+        0,
+        "L: a stage trains on rollouts of the policy from L stages earlier; the first L + 1 stages use the "
+        "policy of the start; the oldest rollouts are L·µ + µ − 1 updates old; 0: the policy of the stage",
+        least=0,
+    )
     epochs_per_stage: int = setting(1, "passes over a stage's data, µ updates in total", least=1)
     tokens_per_micro_batch: int | Literal["auto"] = setting(
         "auto",

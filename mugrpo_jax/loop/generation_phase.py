@@ -1,4 +1,9 @@
-"""The first phase of a stage: generate all its rollouts with the current weights, and write them to disk."""
+"""The first phase of a stage: generate rollouts with the current weights, and write them to disk.
+
+With `batch.lag` = L, the start of stage j generates the rollouts of stage j + L. The start of stage 0
+generates those of stages 0 to L. So the folders of the stages are the queue of rollouts, and no old weights
+are kept.
+"""
 
 import functools
 import operator
@@ -22,11 +27,29 @@ from mugrpo_jax.training import Cursor, TrainState
 
 
 def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Cursor) -> RolloutFolder:
-    """Generate the rollouts of a stage that are not on disk yet, and return the folder with all of them."""
+    """Generate the rollouts that are due at the start of a stage; return those that the stage trains on.
+
+    Each folder is checked once, when this process first needs it. So a run that resumes knows at once whether
+    the rollouts of the stages ahead, whose policies are gone, are still whole.
+    """
     config = run.config
     if config.replay.run is not None:
         with distributed.together("replay"):
             return replay.rollouts(config)
+    for ahead in range(stage, min(stage + config.batch.lag + 1, config.stages.stop)):
+        if ahead not in run.generated:
+            run.generated[ahead] = _whole_stage(run, state, ahead, cursor)
+    rollouts, manifest = run.generated.pop(stage)
+    if not cursor.update and run.journal.find("stage", cursor.updates) is None:
+        _record(run, manifest, stage, cursor)
+    return rollouts
+
+
+def _whole_stage(
+    run: RunContext, state: TrainState, stage: int, cursor: Cursor
+) -> tuple[RolloutFolder, dict[str, Any]]:
+    """Return the folder of a stage and its manifest; generate what is missing, if `state` is its policy."""
+    config = run.config
     rollouts = RolloutFolder(
         folder=run.folder.stage_folder(stage),
         identity=config.rollout_identity(stage),
@@ -39,45 +62,48 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
         manifest = _generate(run, state, rollouts, stage, cursor)
     again = f"mend it, remove {rollouts.folder} and start again"
     check_failed(config, f"stage {stage}", manifest["status"], manifest.get("examples", {}), again)
-    if not cursor.update and run.journal.find("stage", cursor.updates) is None:
-        _record(run, manifest, stage, cursor)
-    return rollouts
+    return rollouts, manifest
 
 
 def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> dict[str, Any] | None:
     """Check all files of the stage; return its manifest, or None if shards must be generated.
 
-    Once the stage has updates, the policy that generated its shards is gone, so a damaged shard is an error.
+    Once the policy that generated its shards has been updated, it is gone, so a damaged shard is an error.
     """
+    gone = cursor.updates > rollouts.identity["policy_updates"]
     manifest, problem = None, None
     seen = distributed.gather("complete", (rollouts.folder / "manifest.json").exists())
     try:
         manifest = rollouts.manifest(complete=any(seen))
         if manifest is not None:  # the hosts share the work of checking the files
             open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
-        elif cursor.update:
-            problem = f"{rollouts.folder}: the rollouts of the stage under way are gone"
+        elif gone:
+            problem = f"{rollouts.folder}: the rollouts of stage {rollouts.identity['stage']} are gone"
     except DamagedRollouts as error:
         problem = str(error)
     found = [problem for problem in distributed.gather("rollouts", problem) if problem is not None]
     if not found:
         return manifest
-    if cursor.update and (shards := rollouts.problems()):
-        raise ConfigError(f"{next(iter(shards.values()))}; {_remedy(run, cursor)}")
+    if gone and (shards := rollouts.problems()):
+        raise ConfigError(f"{next(iter(shards.values()))}; {_remedy(run, rollouts, cursor)}")
     progress.say(f"{found[0]}; it is made again")
     if jax.process_index() == 0:
         (rollouts.folder / "manifest.json").unlink(missing_ok=True)
-        if cursor.update:
+        if gone:
             rollouts.commit()  # all shards are there
     distributed.gather("repaired", None)
-    return rollouts.manifest(complete=cursor.update > 0)
+    return rollouts.manifest(complete=gone)
 
 
-def _remedy(run: RunContext, cursor: Cursor) -> str:
-    """Return what to do about a damaged shard of a stage that has updates."""
-    before = [step for step in run.checkpoints.steps() if step <= cursor.updates - cursor.update]
+def _remedy(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> str:
+    """Return what to do about a damaged shard whose policy has been updated since."""
+    wrote = rollouts.identity["policy_updates"]
+    before = [step for step in run.checkpoints.steps() if step <= wrote]
     if not before:
-        return "restore the file from a backup, because no checkpoint from before this stage is kept"
+        return (
+            "restore the file from a backup, because no checkpoint is kept that leads to the policy that "
+            f"generated it, after {wrote} updates"
+        )
     return (
         f"restore the file from a backup, or add --back-to {before[-1]} to the same command: then "
         f"{cursor.updates - before[-1]} updates are done again, and the shard is generated again"
@@ -88,6 +114,7 @@ def _generate(
     run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, cursor: Cursor
 ) -> dict[str, Any]:
     """Generate the missing shards of this host; return the manifest once all hosts are done."""
+    assert cursor.updates == rollouts.identity["policy_updates"], "the state is not the policy of the stage"
     started = time.monotonic()
     mine = range(jax.process_index(), rollouts.shards, jax.process_count())
     missing = rollouts.missing_shards(mine)
@@ -118,6 +145,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "kind": "stage",
             "stage": stage,
             "updates": cursor.updates,
+            "policy_updates": manifest["identity"]["policy_updates"],
             "reward": manifest["reward"] / responses,
             **{f"reward/{name}": value for name, value in parts.items()},
             "response_length": tokens / responses,

@@ -32,6 +32,7 @@ def fitting_sizes(folder: Path, config: RunConfig) -> dict[str, Any]:
         "batch.prompts_per_update": per_update,
         "batch.updates_per_stage": stage.prompts // per_update * batch.epochs_per_stage,
         "batch.stages": 1,
+        "batch.lag": 0,
         "batch.tokens_per_micro_batch": max(batch.tokens_per_micro_batch, prompt + response),
         "sampling.max_prompt_tokens": prompt,
         "sampling.max_response_tokens": response,

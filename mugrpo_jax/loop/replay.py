@@ -1,7 +1,7 @@
 """Replay a stage: optimise the rollouts of another run again, with another objective or other settings.
 
 The new run reads the rollouts from the folder of the other run. It starts from the weights and the optimizer
-state with which the other run generated these rollouts. So with the same settings, the new run gives exactly
+state with which the other run began to train on them. So with the same settings, the new run gives exactly
 the same parameters. Settings on which the rollouts depend must be the same in both runs.
 
 `replay.run` may also be the folder of an imported stage, which has no run, see `imported_stage`.
@@ -53,7 +53,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
 
 
 def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
-    """Restore the state and cursor with which the other run generated the stage; shard it like `targets`.
+    """Restore the state and cursor with which the other run began to train on the stage.
+
+    The state is sharded like `targets`.
 
     Return None if the model's weights are the start: for an imported stage, for stage 0 of a run without a
     warm start, if that run has no checkpoint, or if only one of the two runs uses LoRA.

@@ -24,6 +24,7 @@ from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
@@ -57,6 +58,7 @@ class RunContext:
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
+      generated: folder and manifest of each stage that is ready to train on, but was not trained on yet.
       step: computes one update; None before the first update.
       reference: model and weights of the reference policy, if they stay in memory.
       reference_scorer: computes the log-probs of the reference policy; None before it is first needed.
@@ -77,6 +79,7 @@ class RunContext:
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     next_requests: tuple[Any, StageRequests] | None = None
+    generated: dict[int, tuple[RolloutFolder, dict[str, Any]]] = dataclasses.field(default_factory=dict)
     step: training.UpdateStep | None = None
     reference: tuple[Any, Any] | None = None
     reference_scorer: training.ResponseScorer | None = None

@@ -4,7 +4,7 @@
 
 1. A stage generates all its rollouts with one frozen policy, the behavior policy, and then takes µ updates on
    these rollouts. µ is 1024 by default; GRPO is the same loop with µ = 4. Each rollout is used in one update,
-   unless the config sets more epochs.
+   unless the config sets more epochs. With `batch.lag` = L, the policy of L stages earlier generates them.
 2. The sampler frees its weights and KV cache before the first update, so that the optimizer has all memory.
 3. The log-probs of the behavior policy are stored during decoding and never computed again.
 4. The upper clip bound is 5 instead of 1.2, and there is no lower bound, so that stale tokens still count.
@@ -58,8 +58,8 @@ def train(
             # At the start of a stage, or inside a stage if an evaluation was interrupted.
             save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
             if cursor.update == 0:
-                state = training.start_stage(state)  # the current weights become the behavior policy
-            rollouts = generate_stage(run, state, stage, cursor)
+                state = training.start_stage(state)  # the drift is measured from here
+            rollouts = generate_stage(run, state, stage, cursor)  # those of stage + lag; returns this stage's
             reference = reference_logprobs(run, state, stage, rollouts, cursor)  # None without a KL term
             for state, cursor in optimise(run, state, stage, rollouts, reference, cursor):  # noqa: B020
                 save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))

@@ -30,8 +30,10 @@ def optimise(
     The device may still compute the update then, so its metrics are recorded later, see `PendingMetrics`.
     """
     config, batch = run.config, run.config.batch
+    # An imported stage may have been written after more updates than this run has; then its lag is unknown.
+    lag = max(cursor.updates - cursor.update - rollouts.identity["policy_updates"], 0)
     with progress.bar(batch.updates_per_stage, f"stage {stage}: update", "upd", cursor.update) as bar:
-        run.pending = PendingMetrics(functools.partial(_record, run, bar))
+        run.pending = PendingMetrics(functools.partial(_record, run, bar, lag))
         step = _step(run, state)
         stream = UpdateStream(
             rollouts,
@@ -98,8 +100,14 @@ def _step(run: RunContext, state: TrainState) -> training.UpdateStep:
 
 
 def _record(
-    run: RunContext, bar: Any, about: tuple[Cursor, Any], metrics: dict[str, float], seconds: dict[str, float]
+    run: RunContext,
+    bar: Any,
+    lag: int,
+    about: tuple[Cursor, Any],
+    metrics: dict[str, float],
+    seconds: dict[str, float],
 ) -> None:
+    """Record an update. `lag` is the age of the rollouts in updates at the start of the stage."""
     cursor, data = about
     run.stop.agree(metrics.pop("stop", 0.0) > 0)
     run.start_times.reached(FIRST_UPDATE)
@@ -107,7 +115,8 @@ def _record(
         "kind": "update",
         "stage": cursor.stage,
         "updates": cursor.updates,
-        "staleness": cursor.update - 1,
+        "staleness": lag + cursor.update - 1,
+        "lag": lag,
         **data,
         **metrics,
         "seconds": seconds | run.start_times.take(),

@@ -207,7 +207,16 @@ class RunPlan:
         per_stage = _count(self.config.batch.updates_per_stage, "update")
         return (
             f"{_count(self.stages, 'stage')} × {per_stage} = {_count(self.updates, 'update')}, "
-            f"objective {self.config.objective.name}"
+            f"objective {self.config.objective.name}{self._lag()}"
+        )
+
+    def _lag(self) -> str:
+        lag, oldest = self.config.batch.lag, self.config.largest_staleness
+        if not lag or self.config.replay.run is not None:
+            return ""
+        return (
+            f"; lag of {_count(lag, 'stage')}: rollouts are at most {_count(oldest, 'update')} old, and "
+            f"{lag + 1} stages are generated before the first update"
         )
 
     def _update(self) -> str:

@@ -172,20 +172,20 @@ def _stage_colors(runs: Sequence[History]) -> list[tuple[int, str]]:
 def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
     """Return the measured quantities of the law and, if a run collapsed, the limits of the paper."""
     measured = ["G = ‖Δθ‖ / η", "cosine", "drift exponent", "signal by drift", "regime", "R_batch"]
-    rows = [["run", "S = µ", "T", "η", "S·η", "T·η", *measured, "η at most"]]
+    rows = [["run", "µ", "S", "T", "η", "S·η", "T·η", *measured, "η at most"]]
     positions = [law.position(run) for run in runs]
     for name, p in zip(called, positions):
         growth = (math.nan, math.nan) if p.growth is None else (p.growth.exponent, p.growth.signal)
         cells = [p.update_size, p.signal, *growth]
         rates = [p.learning_rate, p.lag_times_rate, p.updates_times_rate]
         limit = math.nan if p.advised is None else p.advised.stage_limit
-        settings = [name, str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates)]
+        settings = [name, str(p.per_stage), str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates)]
         limits = [p.regime or "–", number(p.batch_drift), number(limit)]
         rows.append([*settings, *map(number, cells), *limits])
     if not law.shows_reported(positions):
         return rows
     reported = [f"{law.REPORTED.stale:.2g}", f"{law.REPORTED.horizon:.2g}"]
-    rows.append(["the paper, GRPO without protection", "", "", "", *reported, *[""] * 7])
+    rows.append(["the paper, GRPO without protection", "", "", "", "", *reported, *[""] * 7])
     return rows
 
 

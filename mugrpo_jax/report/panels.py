@@ -208,7 +208,7 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
 def staleness_law(runs: Sequence[History]) -> Panel:
     """Panel: η × effective updates of a stage and of the run, with their limits (η: learning rate)."""
     positions = [law.position(run) for run in runs]
-    places = {i: _effective(p) for i, p in enumerate(positions) if p.lag_times_rate > 0 and p.updates}
+    places = {i: _effective(p) for i, p in enumerate(positions) if p.learning_rate > 0 and p.updates}
     lines = [Line(i, "run", np.array([x]), np.array([y]), style="points") for i, (x, y) in places.items()]
     marks: list[tuple[str, float, int | None]] = []
     levels: list[tuple[str, float]] = []
@@ -235,7 +235,8 @@ def staleness_law(runs: Sequence[History]) -> Panel:
 
 
 def _effective(place: law.Position) -> tuple[float, float]:
-    return place.effective(place.lag, first_stage=False), place.effective(place.updates, first_stage=True)
+    lag = max(place.lag, 1)  # the axis is logarithmic, and the lag of an on-policy run is 0
+    return place.effective(lag, first_stage=False), place.effective(place.updates, first_stage=True)
 
 
 SECTIONS: Mapping[str, tuple[Callable[[Sequence[History]], Panel | Bars], ...]] = {

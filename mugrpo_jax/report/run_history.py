@@ -232,6 +232,7 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     elapsed: dict[int, float] = {}
     stage = -1
+    writers = {record["updates"]: record["stage"] for record in records if record["kind"] == "stage"}
     for record in records:
         if record["kind"] in ("stage", "reference", "update"):
             stage = record["stage"]
@@ -239,6 +240,11 @@ def _phases(records: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
         elapsed[stage] = elapsed.get(stage, 0.0) + record["seconds"]["elapsed"]
         for phase, seconds in _phase_seconds(record["kind"], record["seconds"]).items():
             phases[phase] += seconds
+        if record["kind"] == "stage" and (wrote := writers.get(record.get("policy_updates"), stage)) != stage:
+            # Generated earlier: its time is in the records of the stage at whose start this was done.
+            spent = record["seconds"].get("generate", 0.0)
+            elapsed[stage] += spent
+            elapsed[wrote] -= spent
     for stage, phases in found.items():
         phases["switching"] = max(elapsed[stage] - sum(phases.values()), 0.0)
     return found

@@ -43,7 +43,7 @@ def _regime(place: Position) -> str:
     if not place.regime:
         return ""
     cosine = _cosine(place)
-    verdict = f"{place.regime} regime at µ = {place.lag}: {_CARRIES[place.regime]}"
+    verdict = f"{place.regime} regime at µ = {place.per_stage}: {_CARRIES[place.regime]}"
     if place.growth is None:
         return f"{cosine[:1].upper()}{cosine[1:]}. By it the run is in the {verdict}."
     told = (
@@ -53,7 +53,7 @@ def _regime(place: Position) -> str:
     )
     if not cosine:
         return told
-    by_cosine = objectives.regime(place.lag, place.cosine_share)
+    by_cosine = place.regime_at(place.cosine_share)
     if by_cosine == place.regime:
         return f"{told} The cosine agrees: {cosine}."
     return f"{told} The cosine alone would say {by_cosine}: {cosine}. The drift of the steps decides."
@@ -83,10 +83,10 @@ def _measured(place: Position) -> str:
     found = f"A stage reached {level} at a drift of {place.batch_drift:.3g}."
     limit, now = advised.stage_limit, f"(now {place.learning_rate:.2g})"
     if place.learning_rate <= limit:
-        return f"{found} For µ = {place.lag} this allows a learning rate of up to {limit:.2g} {now}."
+        return f"{found} For µ = {place.per_stage} this allows a learning rate of up to {limit:.2g} {now}."
     return (
-        f"{found} To stay below it, the advised learning rate for µ = {place.lag} is at most {limit:.2g} "
-        f"{now}; or keep the learning rate and use stages of {_shorter_stage(place)} updates."
+        f"{found} To stay below it, the advised learning rate for µ = {place.per_stage} is at most "
+        f"{limit:.2g} {now}; or keep the learning rate and use stages of {_shorter_stage(place)} updates."
     )
 
 
@@ -94,14 +94,14 @@ def _shorter_stage(place: Position) -> int:
     """Return the longest stage whose predicted drift stays below R_batch at the current learning rate."""
     size = place.update_size if place.growth is None else place.growth.update_size
     moved = objectives.updates_until_drift(
-        place.batch_drift, place.learning_rate, size, place.share, place.momentum, most=place.lag
+        place.batch_drift, place.learning_rate, size, place.share, place.momentum, most=place.per_stage
     )
-    return max(int(min(moved, place.lag)) - 1, 1)
+    return max(int(min(moved, place.per_stage)) - 1, 1)
 
 
 def _fitted(place: Position, updates: int, fitted: objectives.StalenessFit) -> str:
     share = place.share if math.isfinite(place.share) else 1.0
-    given = place.lag, updates, fitted.constants, share, place.momentum
+    given = max(place.lag, 1), updates, fitted.constants, share, place.momentum
     limit = objectives.largest_learning_rate(*given)
     side = {"stale": "of a stage", "horizon": "of the whole run"}[objectives.binding_constraint(*given)]
     return (

@@ -1,6 +1,7 @@
 """Measure where runs stand on the staleness law (`objectives.staleness_law`, `objectives.drift_regimes`).
 
-The law limits the drift within a stage of S updates and over all T updates. η is the learning rate.
+The law limits the drift over S updates, the largest age of rollouts, and over all T updates. η is the
+learning rate.
 """
 
 import dataclasses
@@ -31,11 +32,13 @@ class Position:
     """The quantities of the staleness law, measured in one run; NaN if the run did not record the metrics.
 
     Attributes:
-      lag: S, the number of updates per stage.
+      per_stage: µ, the number of updates per stage.
+      lag: S, how many updates old rollouts are at most when an update uses them: L·µ + µ − 1.
       updates: T, the number of updates done so far.
       learning_rate: η.
       update_size: G, the median of ‖Δθ‖ / η, where Δθ is the change of the weights in one update.
-      batch_drift: R_batch, the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, or inf.
+      batch_drift: R_batch, the smallest drift at which a stage reached `ESS_LOSS` or `CLIPPED`, or inf. NaN
+        with `batch.lag`: the drift is measured from the start of the stage, the rollouts are older.
       largest_drift: the largest drift in any stage.
       collapse: the update at which reward or held-out accuracy collapsed, or None.
       critical_drift: R_crit, the drift from the first weights at the collapse; NaN without a collapse.
@@ -48,6 +51,7 @@ class Position:
       momentum: β₁ of Adam.
     """
 
+    per_stage: int
     lag: int
     updates: int
     learning_rate: float
@@ -65,7 +69,7 @@ class Position:
 
     @property
     def lag_times_rate(self) -> float:
-        """Return S·η, the updates per stage times the learning rate."""
+        """Return S·η, the largest age of rollouts times the learning rate."""
         return self.lag * self.learning_rate
 
     @property
@@ -88,8 +92,12 @@ class Position:
 
     @property
     def regime(self) -> str:
-        """Return the regime of a stage, see `objectives.regime`; empty if nothing was measured."""
-        return objectives.regime(self.lag, self.share) if math.isfinite(self.share) else ""
+        """Return the regime of the drift over S updates, see `objectives.regime`; empty if not measured."""
+        return self.regime_at(self.share) if math.isfinite(self.share) else ""
+
+    def regime_at(self, share: float) -> str:
+        """Return the regime for a share of signal. With S = 0, on-policy, there is only the one update."""
+        return objectives.regime(max(self.lag, 1), share)
 
     @functools.cached_property
     def advised(self) -> objectives.Advice | None:
@@ -100,7 +108,7 @@ class Position:
             return None
         critical = math.inf if math.isnan(self.critical_drift) else self.critical_drift
         return objectives.advise_learning_rate(
-            self.lag, self.updates, self.share, size, self.batch_drift, critical, self.momentum
+            max(self.lag, 1), self.updates, self.share, size, self.batch_drift, critical, self.momentum
         )
 
     def effective(self, updates: int, *, first_stage: bool) -> float:
@@ -121,7 +129,8 @@ def position(run: History) -> Position:
     signal, error = objectives.signal_share(known.tolist())
     growth, walk = _growth(run, drift)
     return Position(
-        lag=run.config.batch.updates_per_stage,
+        per_stage=run.config.batch.updates_per_stage,
+        lag=run.config.largest_staleness,
         updates=run.done,
         learning_rate=rate,
         update_size=objectives.update_size(norms, rate) if len(norms) and rate > 0 else math.nan,
@@ -170,7 +179,7 @@ def _batch_drift(run: History) -> float:
     Means over `_WINDOW` updates are compared, because a single update can have a low ESS by chance.
     """
     drift, ess, clipped = (run.values(name) for name in ("drift", "ess/tokens", "clipped/tokens"))
-    if not np.isfinite(drift).any():
+    if run.config.batch.lag or not np.isfinite(drift).any():
         return math.nan
     if run.config.objective.name in KEEP_GRADIENT:
         clipped = np.full_like(clipped, math.nan)
@@ -257,7 +266,7 @@ def fit(runs: Sequence[History]) -> objectives.StalenessFit | None:
         return None
     if not all(p.updates and p.learning_rate for p in places):
         return None
-    rows = (objectives.FinishedRun(p.lag, p.learning_rate, p.updates, p.collapse) for p in places)
+    rows = (objectives.FinishedRun(max(p.lag, 1), p.learning_rate, p.updates, p.collapse) for p in places)
     shares = [p.share for p in places if math.isfinite(p.share)]
     signal = float(np.median(shares)) if shares else 1.0
     return objectives.fit_staleness(rows, signal=signal, momentum=places[0].momentum)

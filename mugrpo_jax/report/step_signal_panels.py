@@ -42,8 +42,9 @@ def stage_signal(run: History, stage: int) -> StageSignal:
     part = run.stage_slices[stage]
     staleness = run.values("staleness")[part]
     share, error = objectives.signal_share(cosines(run)[part].tolist())
-    drift = np.full(int(np.nanmax(staleness)) + 1, np.nan)
-    drift[staleness.astype(int)] = run.values("drift")[part]
+    place = (staleness - np.nan_to_num(run.values("lag")[part])).astype(int)  # of each update in the stage
+    drift = np.full(place.max() + 1, np.nan)
+    drift[place] = run.values("drift")[part]
     exponent = objectives.drift_exponent(drift.tolist())
     momentum, first = run.config.optimizer.beta1, stage == run.config.stages.start
     walk = objectives.effective_updates(np.arange(1, len(drift) + 1), 0.0, momentum, first_stage=first)

@@ -167,9 +167,13 @@ def _first_step(rollouts: RolloutFolder) -> int:
 
 
 def _kept_steps(run: Path, config: RunConfig, rollouts: RolloutFolder) -> list[int]:
-    """Return the steps of the checkpoints from the start to the end of the stage; at least two are needed."""
-    first = _first_step(rollouts)
-    last = first + config.batch.updates_per_stage
+    """Return the steps of the checkpoints from the policy that wrote the stage to the stage's end.
+
+    At least two are needed.
+    """
+    first, stage = _first_step(rollouts), rollouts.identity["stage"]
+    stages = stage - rollouts.identity.get("policy_stage", stage) + 1
+    last = first + stages * config.batch.updates_per_stage
     found = [int(folder.name) for folder in checkpoint_folders(run / "checkpoints")]
     steps = [step for step in found if first <= step <= last]
     if len(steps) < 2:

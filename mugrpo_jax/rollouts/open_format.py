@@ -21,6 +21,7 @@ COLUMNS: Mapping[str, Any] = {
     "stage": {
         "index": "int32",
         "fingerprint": "string",
+        "policy_stage": "int32",
         "policy_updates": "int32",
         "imported": "string",
         "left_out": "int32",
@@ -40,8 +41,8 @@ COLUMNS: Mapping[str, Any] = {
     "reward_parts": "map<double>",
     "behavior": "string",
 }
-_IDENTITY = {"fingerprint": "fingerprint", "stage": "index", "policy_updates": "policy_updates"} | {
-    name: name for name in ("imported", "left_out")
+_IDENTITY = {"fingerprint": "fingerprint", "stage": "index"} | {
+    name: name for name in ("policy_stage", "policy_updates", "imported", "left_out")
 }  # the keys of a stage's identity, and their names in a row
 _ABOVE_ZERO = 1e-3  # a log-prob may exceed 0 by rounding
 

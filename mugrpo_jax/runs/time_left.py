@@ -24,7 +24,7 @@ class TimeLeft:
     def restart(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Start again with these records, because a run starts or resumes."""
         first = self._config.stages.start
-        self._done, self._generated = first * self._config.batch.updates_per_stage, first - 1
+        self._done, self._started = first * self._config.batch.updates_per_stage, first - 1
         self._evaluated = self._done
         self._updates: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._latest: dict[str, float] = {}
@@ -40,7 +40,7 @@ class TimeLeft:
         elif _PARTS.get(kind) in seconds:
             self._latest[kind] = max(seconds[_PARTS[kind]] - compiled, 0.0)
         if kind == "stage":
-            self._generated = record["stage"]
+            self._started = record["stage"]
         elif kind == "evaluation":
             self._evaluated = record["updates"]
         self._done = max(self._done, record["updates"])
@@ -53,8 +53,12 @@ class TimeLeft:
         if not self._updates:
             return None
         stages = self._config.stages
-        ungenerated = stages.stop - 1 - self._generated
-        left = {"stage": ungenerated, "reference": ungenerated, "evaluation": self._evaluations()}
+        unstarted = stages.stop - 1 - self._started
+        left = {
+            "stage": max(unstarted - self._config.batch.lag, 0),  # so many stages are generated ahead
+            "reference": unstarted,
+            "evaluation": self._evaluations(),
+        }
         updates = stages.stop * self._config.batch.updates_per_stage - self._done
         mean = sum(self._updates) / len(self._updates)
         return updates * mean + sum(count * self._latest.get(kind, 0.0) for kind, count in left.items())

@@ -139,7 +139,7 @@ def test_what_is_no_run_is_named(tmp_path):
 def test_where_a_run_stands_on_the_law(tmp_path):
     run = report.read_run(write_run(tmp_path / "run", stages=2, mu=100, rate=1e-4))
     place = law.position(run)
-    assert (place.lag, place.updates, place.update_size) == (100, 200, pytest.approx(100.0))
+    assert (place.lag, place.updates, place.update_size) == (99, 200, pytest.approx(100.0))
     # ESS = exp(-i / 100) falls below a half at i = 69.3, where the drift is 0.1 √70.3.
     assert place.batch_drift == pytest.approx(0.1 * math.sqrt(70.3), rel=1e-3)
     assert place.collapse is None
@@ -223,7 +223,7 @@ def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
     said = " ".join(advice(run))
     assert "held-out accuracy fell below half of its best for good at update 150" in said
     # A run that collapsed is compared with the constants of the paper, and told what they are worth.
-    assert "S·η = 0.01 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
+    assert "S·η = 0.0099 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
     assert (
         "do not hold for other methods and models. Another model can be far beyond them and healthy" in said
     )

@@ -1,0 +1,194 @@
+"""With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import TINY_RUN
+
+from mugrpo_jax import config as configs
+from mugrpo_jax import report, rollouts, training
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop.resume import resume
+from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.loop.sampling_passes import sample_shards
+from mugrpo_jax.loop.stages import train
+from mugrpo_jax.loop.update_phase import optimise
+from mugrpo_jax.report import staleness_position
+from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.runs.time_left import TimeLeft
+from mugrpo_jax.setup.trained_model import trained_model
+from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
+
+SETTINGS = [
+    *("warm_start.updates=0", "evaluation.problems=0", "report.samples=0", "task.reward=lag_rewards:short"),
+    *("batch.tokens_per_micro_batch=512", "batch.length_multiple=32"),  # one shape for all updates
+    "sampling.prompts_per_shard=2",
+    "checkpoints={every: 3, keep_last: 9, keep_best: 0}",  # not at the starts of stages
+]
+
+
+@pytest.fixture(scope="module")
+def place(program_folder):
+    (program_folder / "run.yaml").write_text(TINY_RUN)
+    reward = "def short(text, problem):\n    return 1.0 / (1 + len(text))\n"
+    (program_folder / "lag_rewards.py").write_text(reward)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(program_folder)
+        patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # takes longer than these runs
+        yield program_folder
+
+
+def load(place, lag, mu, stages):
+    sizes = [f"batch.lag={lag}", f"batch.updates_per_stage={mu}", f"batch.stages={stages}"]
+    return configs.load(place / "run.yaml", [*SETTINGS, *sizes])
+
+
+def weights(folder):
+    last = int(checkpoint_folders(folder / "checkpoints")[-1].name)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(trained_model(folder, last).params))]
+
+
+def records(folder, kind):
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in found if record["kind"] == kind]
+
+
+def stored(folder):
+    return [
+        rollouts.encode(group)
+        for stage in sorted((folder / "rollouts").iterdir())
+        for group in rollouts.read_groups(rollouts.open_stage(stage))
+    ]
+
+
+def by_schedule(config, folder):
+    """Train with an explicit schedule that keeps the weights at every stage's start; return the last ones."""
+    lag, cursor, starts = config.batch.lag, Cursor(), []
+    with open_run(config, folder) as run:
+        state, _ = resume(run)
+        for stage in config.stages:
+            starts.append(jax.device_get(state.params))
+            old = starts[max(0, stage - lag)]
+            place = jax.tree.map(lambda now, then: jax.device_put(then, now.sharding), state.params, old)
+            names = {"fingerprint": "by hand", "stage": stage, "policy_updates": 0}
+            path = run.folder.stage_folder(stage)
+            made = RolloutFolder(path, names, config.prompts_per_stage, config.sampling.prompts_per_shard)
+            sample_shards(run, dataclasses.replace(state, params=place), made, stage, range(made.shards))
+            made.commit()
+            state = training.start_stage(state)
+            *_, (state, cursor) = optimise(run, state, stage, made, None, cursor)
+            cursor = Cursor(stage=stage + 1, updates=cursor.updates)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(state.params))]
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run with four stages of two updates and a lag of one stage."""
+    config = load(place, 1, 2, 4)
+    train(config, place / "lag-1-2")
+    return config, place / "lag-1-2"
+
+
+@pytest.mark.parametrize(("lag", "mu", "stages"), [(1, 2, 4), (3, 1, 5)])
+def test_a_lagged_run_is_the_loop_that_keeps_old_weights(place, whole, lag, mu, stages):
+    config, folder = load(place, lag, mu, stages), place / f"lag-{lag}-{mu}"
+    if folder != whole[1]:
+        train(config, folder)
+    expected = by_schedule(config, place / f"by-hand-{lag}-{mu}")
+    assert all((a == b).all() for a, b in zip(weights(folder), expected, strict=True))
+    assert stored(folder) == stored(place / f"by-hand-{lag}-{mu}")
+    updates = records(folder, "update")
+    ages = [
+        min(record["stage"], lag) * mu + record["updates"] - 1 - record["stage"] * mu for record in updates
+    ]
+    assert [record["staleness"] for record in updates] == ages
+    assert max(ages) == config.largest_staleness == lag * mu + mu - 1
+    for stage in config.stages:
+        manifest = json.loads((folder / f"rollouts/stage-{stage:03d}/manifest.json").read_text())
+        version = max(0, stage - lag)
+        assert manifest["identity"]["policy_stage"] == version
+        assert manifest["identity"]["policy_updates"] == version * mu
+    assert [record["policy_updates"] for record in records(folder, "stage")] == [
+        max(0, stage - lag) * mu for stage in config.stages
+    ]
+
+
+class Killed(Exception):
+    """Raised in place of a kill."""
+
+
+def killed(owner, name, count, config, folder, *, after=False):
+    """Train until the `count`-th call of a function, which ends the run."""
+    original, calls = getattr(owner, name), Counter()
+
+    def wrapped(*arguments, **keywords):
+        calls[name] += 1
+        result = original(*arguments, **keywords) if after or calls[name] != count else None
+        if calls[name] == count:
+            raise Killed
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, wrapped)
+        with pytest.raises(Killed):
+            train(config, folder)
+
+
+def committed(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+
+
+def test_a_killed_lagged_run_continues_and_generates_only_what_is_missing(place, whole):
+    config, folder = whole[0], place / "killed"
+    killed(RolloutFolder, "write_shard", 4, config, folder)  # stage 1, in the generation at the start
+    kept = committed(folder)
+    assert len(kept) == 3
+    killed(UpdateStep, "__call__", 4, config, folder, after=True)  # the checkpoint is that of update 3
+    assert kept.items() <= committed(folder).items()
+    # Stage 1 is under way. The policy that wrote stage 2 is gone, so damage is told before stage 1 goes on.
+    shard = folder / "rollouts" / "stage-002" / "shard-00001.arrayrecord"
+    before = shard.read_bytes()
+    shard.write_bytes(before[:-9])
+    with pytest.raises(ConfigError, match=r"shard-00001.arrayrecord: its checksum.*add --back-to 0 to"):
+        train(config, folder)
+    assert [record["updates"] for record in records(folder, "update")] == [1, 2, 3]
+    kept = {path: when for path, when in committed(folder).items() if path != shard}
+    train(config, folder, back_to=0)
+    assert kept.items() <= committed(folder).items() and shard.read_bytes() == before
+    assert all((a == b).all() for a, b in zip(weights(folder), weights(whole[1]), strict=True))
+    assert stored(folder) == stored(whole[1])
+    for kind in ("stage", "update"):
+        assert records(folder, kind) == records(whole[1], kind)
+
+
+def test_a_replay_of_a_lagged_stage_gives_the_same_updates(place, whole):
+    config, folder = whole
+    train(configs.changed(config, [f"replay.run={folder}", "replay.stage=3"]), place / "replayed")
+    assert all((a == b).all() for a, b in zip(weights(place / "replayed"), weights(folder), strict=True))
+    ages = [record["staleness"] for record in records(place / "replayed", "update")]
+    assert ages == [2, 3] == [record["staleness"] for record in records(folder, "update")[-2:]]
+
+
+def test_the_report_has_the_lag_and_the_times_of_the_stages(whole):
+    run = report.read_run(whole[1])
+    where = staleness_position.position(run)
+    assert (where.lag, where.updates) == (3, 8)
+    assert where.lag_times_rate == pytest.approx(3e-3) and where.updates_times_rate == pytest.approx(8e-3)
+    assert np.isnan(where.batch_drift)  # the drift is not measured from the policy that wrote the rollouts
+    spent = sum(sum(phases.values()) for phases in run.phases.values())
+    assert spent == pytest.approx(run.seconds, rel=0.01)  # generation ahead is counted once
+    assert "<td>3</td>" in report.page.page([run])
+    left = TimeLeft(run.config)
+    left.restart([{"kind": "stage", "stage": 2, "updates": 4, "seconds": {"generate": 9.0}}])
+    left.write({"kind": "update", "updates": 5, "seconds": {"update": 1.0}})
+    assert left.seconds() == 3  # updates; the rollouts of stage 3 are there
+
+
+def test_a_lag_as_long_as_the_run_is_refused(place):
+    with pytest.raises(ConfigError, match=r"batch.lag: 3 is not below batch.stages=3, .*use at most 2"):
+        load(place, 3, 1, 3)
