@@ -6,7 +6,6 @@ namespaces. All functions raise OSError if the system does not allow it.
 
 import ctypes
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 
@@ -37,7 +36,7 @@ def enter_namespaces() -> int:
 
 
 def build_root(visible: Sequence[str], user: int, megabytes: int) -> None:
-    """Replace all files by an empty root with the `visible` paths, read-only, and a writable `/tmp`."""
+    """Replace all files by an empty root with the `visible` paths, read-only, and a writable `/sandbox`."""
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=755,size=4m")
     os.chdir("/tmp")
@@ -48,10 +47,10 @@ def build_root(visible: Sequence[str], user: int, megabytes: int) -> None:
         _show(path)
     _call("umount2", b"/old", _DETACH)
     os.rmdir("/old")
-    os.makedirs("/tmp", exist_ok=True)
+    os.mkdir("/sandbox")
     _mount(None, "/", None, _REMOUNT | _BIND | _READ_ONLY | _NO_SETUID | _NO_DEVICES)
     own = f"mode=700,size={megabytes}m,nr_inodes=4096,uid={user},gid={user}"
-    _mount("tmpfs", "/tmp", "tmpfs", _NO_SETUID | _NO_DEVICES, own)
+    _mount("tmpfs", "/sandbox", "tmpfs", _NO_SETUID | _NO_DEVICES, own)
 
 
 def _show(path: str) -> None:
@@ -86,21 +85,11 @@ def drop_privileges(user: int) -> None:
     _call("capset", header, nothing)
     _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     _call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    forbid_calls(_libc)
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends."""
     _call("prctl", 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-
-
-def clear_folder(path: str) -> None:
-    """Delete what a program left in a folder, as far as possible. Links are deleted and not followed."""
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -135,10 +135,10 @@ def _outcomes(
         "tests": list(tests),
         "limits": asdict(limits) | {"processes": limits.processes + 1},
         "visible": _visible(),
-        "packages": [sysconfig.get_path("purelib")],
+        "packages": _packages(),
         "environment": _ENVIRONMENT,
     }
-    command = [sys.executable, "-I", "-S", str(_FOLDER / "runner.py")]
+    command = [os.path.realpath(sys.executable), "-I", "-S", str(_FOLDER / "runner.py")]
     process = subprocess.Popen(
         [*_bubblewrap(limits), *command] if mode == "bwrap" else command,
         stdin=subprocess.PIPE,
@@ -192,19 +192,24 @@ def _receive(process: subprocess.Popen[bytes], buffer: bytearray, patience: floa
     return json.loads(line)
 
 
+def _packages() -> list[str]:
+    """Return the folders of this Python's installed packages, such as numpy."""
+    return sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+
+
 def _visible() -> list[str]:
-    """Return the paths that programs may read: the system's programs and this Python."""
-    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    return [*_SYSTEM, *sorted(python), str(_FOLDER)]
+    """Return the paths that programs may read: the system's programs, this Python and its packages."""
+    python = os.path.realpath(sys.base_prefix)
+    return sorted({*_SYSTEM, python, *_packages(), str(_FOLDER)})
 
 
 def _bubblewrap(limits: Limits) -> list[str]:
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
-    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--dev", "/dev"]
-    for path in sorted(_visible()):
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--dev", "/dev"]
+    for path in _visible():
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
             command += ["--ro-bind", path, path]
-    size = str(limits.folder_mb * 2**20)
-    return [*command, "--size", size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    command += ["--perms", "0700", "--size", str(limits.folder_mb * 2**20), "--tmpfs", "/sandbox"]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/"]

@@ -52,7 +52,7 @@ def main() -> None:
         _write(out, {"failed": str(error)})
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 ignores it then
-    with contextlib.nullcontext("/tmp") if isolated else tempfile.TemporaryDirectory() as folder:
+    with contextlib.nullcontext("/sandbox") if isolated else tempfile.TemporaryDirectory() as folder:
         for test in request["tests"]:
             result = _supervise(request, test, folder, isolated)
             _write(out, result)
