@@ -24,7 +24,7 @@ def run_test(request: dict[str, Any], test: dict[str, Any]) -> int:
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     name = "__main__" if "stdin" in test else "program"
     module = types.ModuleType(name)
-    for own in ("isolation", "seccomp", "child"):
+    for own in ("isolation", "seccomp", "supervisor", "child"):
         sys.modules.pop(own, None)
     sys.modules[name] = module
     try:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,10 @@ class SandboxError(RuntimeError):
 
 def run_program(
     code: str, tests: Sequence[Mapping[str, Any]], *, limits: Limits | None = None, unsafe: bool = False
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Run a Python program on tests, each in a process of its own; yield the outcomes one by one.
 
-    After a test that reaches the time limit, the others are not run. Closing the iterator ends the program.
+    After a test that reaches the time limit, the others are not run. Closing the generator ends the program.
 
     Args:
       code: the text of the program.
@@ -120,15 +120,15 @@ def _problem(mode: str) -> str | None:
 
 def _refuse() -> str:
     raise ValueError(
-        f"programs cannot be isolated on this machine ({_problem('namespaces')}); install bubblewrap or allow "
-        "user namespaces (in a container: docker run --security-opt seccomp=unconfined), or set "
+        f"programs cannot be isolated on this machine ({_problem('namespaces')}); install bubblewrap or "
+        "allow user namespaces (in a container: docker run --security-opt seccomp=unconfined), or set "
         "task.unsafe_sandbox=true (mugrpo eval --unsafe-sandbox) if you trust the programs"
     )
 
 
 def _outcomes(
     code: str, tests: Sequence[Mapping[str, Any]], limits: Limits, mode: str
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     request = {
         "mode": mode,
         "code": code,
