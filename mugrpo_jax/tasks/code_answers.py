@@ -32,7 +32,8 @@ def program_of(response: str) -> str | None:
         blocks.append((opened[2].lower(), response[opened.end() + 1 :]))
     blocks = [block for block in blocks if block[0] in _PYTHON and block[1].strip()]
     named = [text for language, text in blocks if language]
-    return (named or [text for _, text in blocks] or [None])[-1]
+    found = named or [text for _, text in blocks]
+    return found[-1] if found else None
 
 
 def same_output(printed: str, expected: str) -> bool:

@@ -32,13 +32,15 @@ def arithmetic_reward(response: str, problem: Problem) -> float:
     return float(bool(semicolon) and answer.strip() == problem.answer)
 
 
+_CODE = {"code": code_reward, "code_partial": code_partial_reward}
+
 REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
     {"exact": exact_reward, "arithmetic": arithmetic_reward}
     | {"countdown": countdown_reward, "math": math_reward}
-    | {"code": code_reward, "code_partial": code_partial_reward}
+    | _CODE
 )
 
-CODE_REWARDS = ("code", "code_partial")
+CODE_REWARDS = tuple(_CODE)
 """Rewards that run the program in a response, in a sandbox."""
 
 ANSWER_CHECKS: Mapping[str, Callable[[Problem], object]] = MappingProxyType(
@@ -80,7 +82,8 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
     ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards'
     """
     if name in CODE_REWARDS and unsafe_sandbox:
-        return functools.partial(REWARDS[name], unsafe=True)
+        unsafe: RewardFunction = functools.partial(_CODE[name], unsafe=True)
+        return unsafe
     if name in REWARDS:
         return REWARDS[name]
     module_name, colon, attribute = name.partition(":")

@@ -94,13 +94,13 @@ def literal(value: Any) -> str:
 def _report(exit_code: int) -> int:
     """Write the exception to standard error."""
     with contextlib.suppress(BaseException):
-        sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
+        sys.__excepthook__(*sys.exc_info())
         sys.stderr.flush()
     return exit_code
 
 
 def _wait_for_threads() -> None:
-    threading = sys.modules.get("threading")
+    threading: Any = sys.modules.get("threading")
     for thread in threading.enumerate() if threading else ():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()

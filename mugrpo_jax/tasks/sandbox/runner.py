@@ -12,12 +12,12 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from supervisor import supervise  # type: ignore[import-not-found]  # this is a script, not a package
+from supervisor import supervise  # this is a script, not a package
 
 _LINUX = sys.platform == "linux"
 if _LINUX:
-    import isolation  # type: ignore[import-not-found]
-    import seccomp  # type: ignore[import-not-found]
+    import isolation
+    import seccomp
 sys.path.pop(0)
 
 

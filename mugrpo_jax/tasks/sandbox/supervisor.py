@@ -11,7 +11,7 @@ import sys
 import time
 from typing import IO, Any
 
-from child import run_test  # type: ignore[import-not-found]  # `runner.py` is a script, so no package
+from child import run_test  # `runner.py` is a script, so no package
 
 _CODES = {101: "memory_limit", 102: "file_limit", 103: "syntax_error"}
 
