@@ -7,7 +7,7 @@ from mugrpo_jax.cli import arguments as shared
 
 SETTINGS = (
     *("reward", "problems", "samples", "max_tokens", "temperature", "top_p"),
-    *("seed", "dtype", "slots", "step", "best"),
+    *("seed", "dtype", "slots", "step", "best", "unsafe_sandbox"),
 )
 
 
@@ -44,7 +44,7 @@ def add(commands: shared.Commands) -> None:
         "other options of the run's task are those of the run",
     )
     parser.add_argument(
-        "--reward", help="math, exact, or your own module:function (default: the run's, or the task's)"
+        "--reward", help="math, exact, code, or your own module:function (default: the run's, or the task's)"
     )
     parser.add_argument(
         "--problems", type=shared.at_least(1), help="number of problems of each task (default: all)"
@@ -59,6 +59,12 @@ def add(commands: shared.Commands) -> None:
         metavar="FILE",
         help="file for the scored responses (JSON lines); statistics go to FILE.summary.json; of several "
         "tasks, each has its own files, with .TASK before the suffix, and FILE.summary.json has the average",
+    )
+    parser.add_argument(
+        "--unsafe-sandbox",
+        action="store_true",
+        default=None,
+        help="run the programs of code rewards without isolation where none is possible",
     )
     shared.add_sampling(parser, of_run=True)
 

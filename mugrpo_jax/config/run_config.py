@@ -36,7 +36,7 @@ WITHOUT_EFFECT = ("report", "tracking", "compile_cache")
 UNTIL_RESPONSES = ("task.reward", "sampling.max_response_tokens")
 # Limits on which no stored rollout depends, so that a run may resume with other values too.
 CHANGEABLE_LIMITS = {
-    "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed"),
+    "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed", "unsafe_sandbox"),
     "sampling": ("slots", "max_prompt_tokens"),
     "optimizer": ("max_skipped",),
 }

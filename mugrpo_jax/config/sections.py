@@ -84,13 +84,14 @@ class TaskSection(Section):
 
     name: str = setting(
         "arithmetic",
-        "a generator (arithmetic, word_problems, countdown, chains, multiplication), a preset, or a source",
+        "a generator (arithmetic, word_problems, countdown, chains, multiplication, programs), a preset, or "
+        "a source",
     )
     options: dict[str, Any] = setting({}, "options of the task")
     reward: str | tuple[WeightedReward, ...] | None = setting(
         None,
-        "math, exact, or your own module:function; null: the task's reward; or a list of {name, weight}: "
-        "the weighted sum of several, of which the first says whether a response is right",
+        "math, exact, code, or your own module:function; null: the task's reward; or a list of "
+        "{name, weight}: the weighted sum of several, of which the first says whether a response is right",
     )
     scorers: int | None = setting(
         None,
@@ -111,6 +112,12 @@ class TaskSection(Section):
         "frequent reason; 1 turns this off",
         least=0,
         most=1,
+    )
+
+    unsafe_sandbox: bool = setting(
+        False,
+        "run the programs of code rewards without isolation where none is possible: they can then read and "
+        "write your files and use the network",
     )
 
     @property

@@ -29,10 +29,12 @@ from mugrpo_jax.setup.sizes import evaluation_settings
 from mugrpo_jax.setup.trained_model import chosen_step, is_run, load_any_model
 from mugrpo_jax.tasks import (
     ANSWER_READERS,
+    CODE_REWARDS,
     GENERATORS,
     PRESETS,
     Problem,
     Task,
+    check_sandbox,
     load_reward,
     load_task,
     make_scorer,
@@ -49,7 +51,8 @@ def default_settings(run: RunConfig | None) -> dict[str, Any]:
     if run is None:
         return {}
     held_out = evaluation_settings(run)
-    return {name: getattr(held_out, name) for name in ("samples", "max_tokens", "temperature", "top_p")}
+    names = ("samples", "max_tokens", "temperature", "top_p")
+    return {name: getattr(held_out, name) for name in names} | {"unsafe_sandbox": run.task.unsafe_sandbox}
 
 
 def named_tasks(
@@ -117,6 +120,7 @@ def benchmark(
     reward: str | None = None,
     problems: int | None = None,
     slots: int | None = None,
+    unsafe_sandbox: bool = False,
     **settings: Any,
 ) -> Iterator[evaluation.EvalResult]:
     """Evaluate a model on the held-out problems of tasks; yield one result per task.
@@ -132,6 +136,7 @@ def benchmark(
       reward: name of a reward that replaces the tasks' own reward.
       problems: number of problems of each task; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
+      unsafe_sandbox: whether rewards in `CODE_REWARDS` may run programs without isolation.
       **settings: fields of `sampling.SamplingSettings`.
     """
     chosen = sampling_settings(settings)
@@ -139,6 +144,8 @@ def benchmark(
     for out, task in tasks.items():
         check_output(out)
         load_reward(reward or task.reward)
+        if (reward or task.reward) in CODE_REWARDS:
+            check_sandbox(unsafe=unsafe_sandbox)
         if not len(task.test):
             raise ValueError(f"task {task.name}: no held-out problems to evaluate")
     model = load_any_model(name, step=step, dtype=jnp.dtype(chosen.dtype))
@@ -148,7 +155,7 @@ def benchmark(
         claim_output(out, origin | _identity(task, reward, problems, model.tokenizer) | weights)
     for out, task in tasks.items():
         judge = reward or task.reward
-        with make_scorer(judge) as scorer:
+        with make_scorer(judge, unsafe_sandbox=unsafe_sandbox) as scorer:
             yield evaluation.evaluate(
                 task.test[:problems],
                 _responses(model, chosen, task.name, slots),

@@ -15,7 +15,7 @@ from mugrpo_jax.evaluation import statistics
 from mugrpo_jax.evaluation.statistics import Estimate
 from mugrpo_jax.runs.text_table import text_table
 from mugrpo_jax.tasks import Problem
-from mugrpo_jax.tasks.scoring import failure
+from mugrpo_jax.tasks.scoring import FAILURES, failure
 
 _LONGEST_ANSWER = 64  # most characters of an answer that is sent to other hosts
 
@@ -233,7 +233,7 @@ def as_table(results: Sequence[EvalResult]) -> str:
             f"{result.truncated:.1%}",
             "–" if result.malformed is None else f"{result.malformed:.1%}",
             f"{result.mean_length:.0f}",
-            str(sum(count for status, count in result.statuses.items() if status != "ok")),
+            str(sum(count for status, count in result.statuses.items() if status in FAILURES)),
         ]
         for result in results
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.tasks import ANSWER_READERS, Scorer, Task, make_scorer
+from mugrpo_jax.tasks import ANSWER_READERS, FAILURES, Scorer, Task, make_scorer
 
 _FEW = 16  # a share of fewer responses says little
 
@@ -22,6 +22,7 @@ def reward_scorer(config: RunConfig, reward: str | Mapping[str, float], workers:
         deadline_s=config.task.deadline,
         memory_mb=config.task.scorer_memory_mb,
         max_failed=config.task.max_failed,
+        unsafe_sandbox=config.task.unsafe_sandbox,
     )
 
 
@@ -46,12 +47,12 @@ def check_failed(
 
     Args:
       what: names the responses in the error, such as `stage 0`.
-      statuses: number of responses of each status; `ok` means that the reward did not fail.
+      statuses: number of responses of each status; those in `FAILURES` mean that the reward failed.
       examples: a text about one response, for some of the other statuses.
       remedy: what to do after the reward is mended, at the end of the error.
     """
     limit, total = config.task.max_failed, sum(statuses.values())
-    failures = {name: count for name, count in statuses.items() if name != "ok"}
+    failures = {name: count for name, count in statuses.items() if name in FAILURES}
     failed = sum(failures.values())
     if total < _FEW or failed <= limit * total:
         return

@@ -137,7 +137,7 @@ def _generate(
 
 def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Cursor) -> None:
     responses, tokens = manifest["responses"], manifest["response_tokens"]
-    status = {name: manifest["status"].get(name, 0) for name in STATUSES}
+    status = dict.fromkeys(STATUSES, 0) | manifest["status"]
     seconds = manifest["seconds"]
     parts = {name: total / responses for name, total in manifest.get("reward_parts", {}).items()}
     run.journal.write(

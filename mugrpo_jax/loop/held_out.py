@@ -50,7 +50,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             "problems": result.problems,
             "truncated": result.truncated,
             **({} if result.malformed is None else {"malformed": result.malformed}),
-            "status": {name: result.statuses.get(name, 0) for name in STATUSES},
+            "status": dict.fromkeys(STATUSES, 0) | result.statuses,
             "seconds": {
                 "evaluate": time.monotonic() - started,
                 "compile": compile_clock().seconds - compiled,

@@ -5,7 +5,7 @@ What a dry run accepts, training can run: both call the functions of this module
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,18 @@ from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
-from mugrpo_jax.tasks import PRESETS, REWARDS, Problem, Task, load_reward, load_task, task_maker
+from mugrpo_jax.tasks import (
+    ANSWER_CHECKS,
+    CODE_REWARDS,
+    PRESETS,
+    REWARDS,
+    Problem,
+    Task,
+    check_sandbox,
+    load_reward,
+    load_task,
+    task_maker,
+)
 
 _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
@@ -127,18 +138,31 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
 def check_reward(config: RunConfig, task: Task) -> str:
     """Import each reward and call it once, with the answer of a problem as the response.
 
-    A built-in reward is not called. `task.max_failed=1` allows a reward that always fails. Returns a line of
-    text about each reward that was called.
+    A built-in reward is not called, but those that need answers of a certain form check all of them, and
+    those that run programs check the sandbox. `task.max_failed=1` allows a reward that always fails. Returns
+    a line of text about each reward that was called.
     """
     problems, lines = task.train or task.test, []
     for name in reward_weights(config, task):
         try:
             load_reward(name)
+            if name in CODE_REWARDS:
+                check_sandbox(unsafe=config.task.unsafe_sandbox)
         except ValueError as error:
             raise ConfigError(f"task.reward: {error}") from error
+        if task.sources and (check := ANSWER_CHECKS.get(name)):
+            for problem in [*task.train, *task.test]:
+                _check_answer(check, problem)
         if not (name in REWARDS or config.task.max_failed == 1 or not problems):
             lines.append(_call_reward(config, name, problems[0]))
     return "\n".join(lines)
+
+
+def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
+    try:
+        check(problem)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:

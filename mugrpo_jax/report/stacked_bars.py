@@ -7,6 +7,7 @@ import numpy as np
 
 from mugrpo_jax.report.panel_data import MOST_BARS, Bars, bin_size, time_unit
 from mugrpo_jax.report.run_history import PHASES, History
+from mugrpo_jax.tasks.scoring import FAILURES
 
 
 def finish_reasons(runs: Sequence[History]) -> Bars:
@@ -21,13 +22,13 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
         if not total:
             return {}
         cut = sum(record.get("truncated", 0.0) * record["responses"] for record in records) / total
-        ok = sum(record.get("status", {}).get("ok", record["responses"]) for record in records) / total
+        failed = sum(record.get("status", {}).get(name, 0) for record in records for name in FAILURES) / total
         if all("malformed" in record for record in records):
             bad = sum(record["malformed"] * record["responses"] for record in records) / total
             ended = {"ended with an answer": 1 - cut - bad, "ended without an answer": bad}
         else:
             ended = {"ended by itself": 1 - cut}
-        return {**ended, "cut at the limit": cut, "not scored": 1 - ok}
+        return {**ended, "cut at the limit": cut, "not scored": failed}
 
     bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
     if "not scored" not in bars.parts:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from mugrpo_jax.tasks.scoring import FAILURES
+
 
 def show_sampling(bar: Any, *, tokens: int, occupancy: float, rewards: float, scored: int) -> None:
     """Advance a progress bar by one response; every 64 responses, also update the numbers behind the bar.
@@ -39,16 +41,20 @@ def reward_parts(parts: Mapping[str, float]) -> str:
 
 
 def say_unscored(what: str, status: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    """Print how many responses have each failure status, with one example text per status."""
-    failed = {name: count for name, count in status.items() if name != "ok" and count}
-    if failed:
-        counts = ", ".join(
+    """Print how many responses have each status except `ok`, with one example text per status."""
+
+    def counts(failed: bool) -> str:
+        return ", ".join(
             f"{name} × {count}{f' ({examples[name]})' if name in examples else ''}"
-            for name, count in failed.items()
+            for name, count in status.items()
+            if name != "ok" and count and (name in FAILURES) == failed
         )
-        total = sum(failed.values())
+
+    if total := sum(count for name, count in status.items() if name in FAILURES):
         answers = "1 answer" if total == 1 else f"{total} answers"
-        say(f"{what}: {answers} could not be scored; a failed reward counts as 0: {counts}")
+        say(f"{what}: {answers} could not be scored; a failed reward counts as 0: {counts(True)}")
+    if wrong := counts(False):
+        say(f"{what}: why answers are wrong: {wrong}")
 
 
 def say_equal_groups(what: str, equal: int, groups: int, reward: float) -> None:

@@ -24,6 +24,11 @@ from mugrpo_jax.tasks.benchmark_presets import PRESETS as PRESETS
 from mugrpo_jax.tasks.benchmark_presets import Preset as Preset
 from mugrpo_jax.tasks.benchmark_presets import preset_task as preset_task
 from mugrpo_jax.tasks.chains import chains as chains
+from mugrpo_jax.tasks.code_answers import program_of as program_of
+from mugrpo_jax.tasks.code_reward import code_partial_reward as code_partial_reward
+from mugrpo_jax.tasks.code_reward import code_reward as code_reward
+from mugrpo_jax.tasks.code_tests import CodeTest as CodeTest
+from mugrpo_jax.tasks.code_tests import read_tests as read_tests
 from mugrpo_jax.tasks.countdown import countdown as countdown
 from mugrpo_jax.tasks.countdown import countdown_reward as countdown_reward
 from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expression
@@ -35,11 +40,18 @@ from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
 from mugrpo_jax.tasks.multiplication import multiplication as multiplication
+from mugrpo_jax.tasks.programs import programs as programs
+from mugrpo_jax.tasks.rewards import ANSWER_CHECKS as ANSWER_CHECKS
 from mugrpo_jax.tasks.rewards import ANSWER_READERS as ANSWER_READERS
+from mugrpo_jax.tasks.rewards import CODE_REWARDS as CODE_REWARDS
 from mugrpo_jax.tasks.rewards import REWARDS as REWARDS
 from mugrpo_jax.tasks.rewards import arithmetic_reward as arithmetic_reward
 from mugrpo_jax.tasks.rewards import exact_reward as exact_reward
 from mugrpo_jax.tasks.rewards import load_reward as load_reward
+from mugrpo_jax.tasks.sandbox import Limits as Limits
+from mugrpo_jax.tasks.sandbox import check_sandbox as check_sandbox
+from mugrpo_jax.tasks.sandbox import run_program as run_program
+from mugrpo_jax.tasks.scoring import FAILURES as FAILURES
 from mugrpo_jax.tasks.scoring import STATUSES as STATUSES
 from mugrpo_jax.tasks.scoring import InlineScorer as InlineScorer
 from mugrpo_jax.tasks.scoring import Score as Score
@@ -51,6 +63,7 @@ from mugrpo_jax.tasks.task import Problem as Problem
 from mugrpo_jax.tasks.task import Prompt as Prompt
 from mugrpo_jax.tasks.task import RewardFunction as RewardFunction
 from mugrpo_jax.tasks.task import Task as Task
+from mugrpo_jax.tasks.task import Verdict as Verdict
 from mugrpo_jax.tasks.weighted_scorer import WeightedScorer as WeightedScorer
 from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 
@@ -61,6 +74,7 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
         "countdown": countdown,
         "chains": chains,
         "multiplication": multiplication,
+        "programs": programs,
     }
 )
 

@@ -1,11 +1,15 @@
 """Find rewards by name. A reward is a function `reward(response, problem)`; 1.0 means a right answer."""
 
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from mugrpo_jax.tasks.code_answers import program_of
+from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
+from mugrpo_jax.tasks.code_tests import read_tests
 from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
 from mugrpo_jax.tasks.task import Problem, RewardFunction
@@ -28,10 +32,21 @@ def arithmetic_reward(response: str, problem: Problem) -> float:
     return float(bool(semicolon) and answer.strip() == problem.answer)
 
 
+_CODE = {"code": code_reward, "code_partial": code_partial_reward}
+
 REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
     {"exact": exact_reward, "arithmetic": arithmetic_reward}
     | {"countdown": countdown_reward, "math": math_reward}
+    | _CODE
 )
+
+CODE_REWARDS = tuple(_CODE)
+"""Rewards that run the program in a response, in a sandbox."""
+
+ANSWER_CHECKS: Mapping[str, Callable[[Problem], object]] = MappingProxyType(
+    dict.fromkeys(CODE_REWARDS, read_tests)
+)
+"""For some rewards, a function that raises a ValueError if the reward cannot use the answer of a problem."""
 
 FAST_REWARDS: Mapping[str, Callable[[str, Problem], float | None]] = MappingProxyType(
     {"math": fast_math_reward}
@@ -46,6 +61,8 @@ ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
         ),
         "countdown": countdown_answer,
         "math": vote_answer,
+        "code": program_of,
+        "code_partial": program_of,
     }
 )
 """For each reward, a function that returns the answer in a response, or None if it has none.
@@ -53,8 +70,10 @@ ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
 Majority votes compare these answers. A response that ended without an answer is malformed."""
 
 
-def load_reward(name: str) -> RewardFunction:
+def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
     """Return a reward: `name` is a key of `REWARDS`, or `module:function` for a function of your own.
+
+    With `unsafe_sandbox`, rewards in `CODE_REWARDS` run programs also where they cannot be isolated.
 
     >>> load_reward("exact") is exact_reward
     True
@@ -62,6 +81,9 @@ def load_reward(name: str) -> RewardFunction:
     Traceback (most recent call last):
     ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards'
     """
+    if name in CODE_REWARDS and unsafe_sandbox:
+        unsafe: RewardFunction = functools.partial(_CODE[name], unsafe=True)
+        return unsafe
     if name in REWARDS:
         return REWARDS[name]
     module_name, colon, attribute = name.partition(":")

@@ -17,9 +17,10 @@ from numbers import Real
 from typing import Any, Self
 
 from mugrpo_jax.tasks.rewards import load_reward
-from mugrpo_jax.tasks.task import Problem, RewardFunction
+from mugrpo_jax.tasks.task import Problem, RewardFunction, Verdict
 
-STATUSES = ("ok", "timeout", "crash", "error", "invalid")
+FAILURES = ("timeout", "crash", "error", "invalid")
+STATUSES = ("ok", *FAILURES)
 
 _RECENT = 256  # number of responses over which `max_failed` is measured
 _DETAIL = 300  # most characters of `Score.detail`, so that a worker's reply is one atomic write to a pipe
@@ -30,10 +31,11 @@ class Score:
     """The reward of one response.
 
     Attributes:
-      value: the reward, or `Scorer.failed` if the status is not `ok`.
+      value: the reward, or `Scorer.failed` if the status is one of `FAILURES`.
       status: `ok`, `timeout` (no result before the deadline), `crash` (the worker process died), `error` (the
-        reward raised an exception) or `invalid` (the reward did not return a finite number).
-      detail: why the reward failed; empty if the status is `ok`.
+        reward raised an exception) or `invalid` (the reward did not return a finite number). A reward that
+        returns a `Verdict` has its own statuses for wrong responses, such as `wrong_answer`.
+      detail: why the reward failed, or why the response is wrong; empty if the status is `ok`.
       parts: with several rewards, name and value of each, in their order; `value` is the weighted sum.
     """
 
@@ -41,6 +43,11 @@ class Score:
     status: str = "ok"
     detail: str = ""
     parts: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the reward itself failed, so that nothing is known about the response."""
+        return self.status in FAILURES
 
     @property
     def correctness(self) -> float:
@@ -51,7 +58,8 @@ class Score:
 class Scorer(ABC):
     """Scores responses. Use a scorer in a `with` statement, which closes it.
 
-    `counts[status]` is the number of responses scored so far with this status, which is one of `STATUSES`.
+    `counts[status]` is the number of responses scored so far with this status: one of `STATUSES`, or a status
+    of a `Verdict`.
     `failed` is the score of a response whose reward failed. If the reward failed for more than the share
     `max_failed` of the last 256 responses, scoring raises a `ValueError` with the most frequent reason.
     """
@@ -80,17 +88,17 @@ class Scorer(ABC):
             self.counts[score.status] += 1
             if self.max_failed < 1:
                 self._check_recent(score)
-        if score.status == "ok" or score.parts:  # a weighted sum has the value of its failed parts already
+        if not score.failed or score.parts:  # a weighted sum has the value of its failed parts already
             return score
         return replace(score, value=self.failed)
 
     def _check_recent(self, score: Score) -> None:
         self._recent.append(score)
-        self._recent_failures += score.status != "ok"
+        self._recent_failures += score.failed
         if len(self._recent) > _RECENT:
-            self._recent_failures -= self._recent.popleft().status != "ok"
+            self._recent_failures -= self._recent.popleft().failed
         if len(self._recent) == _RECENT and self._recent_failures > self.max_failed * _RECENT:
-            reasons = Counter(score.detail for score in self._recent if score.status != "ok")
+            reasons = Counter(score.detail for score in self._recent if score.failed)
             raise ValueError(
                 f"the reward failed for {self._recent_failures} of the last {_RECENT} responses, more than "
                 f"the share task.max_failed={self.max_failed:g}; most often: {reasons.most_common(1)[0][0]}; "
@@ -131,8 +139,10 @@ def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
     """
     try:
         value: Any = reward(text, problem)
+        verdict = value if isinstance(value, Verdict) else Verdict(value)
+        value = verdict.value
         if isinstance(value, Real) and math.isfinite(value):
-            return Score(float(value))
+            return Score(float(value), verdict.status, shortened(verdict.detail))
         return Score(math.nan, "invalid", shortened(f"returned {value!r}; possible: a finite number"))
     except (Exception, SystemExit) as error:  # a reward that calls `sys.exit` must not end the run
         return Score(math.nan, "error", describe(error))
@@ -166,9 +176,11 @@ def finished_future(score: Score) -> "Future[Score]":
 class InlineScorer(Scorer):
     """Scores responses in the calling thread, without worker processes and without a deadline."""
 
-    def __init__(self, reward: str, *, failed: float = 0.0, max_failed: float = 1.0):
+    def __init__(
+        self, reward: str, *, failed: float = 0.0, max_failed: float = 1.0, unsafe_sandbox: bool = False
+    ):
         super().__init__(failed, max_failed)
-        self._reward = load_reward(reward)
+        self._reward = load_reward(reward, unsafe_sandbox=unsafe_sandbox)
 
     def submit(self, text: str, problem: Problem) -> "Future[Score]":
         """Score the response at once and return a finished future."""

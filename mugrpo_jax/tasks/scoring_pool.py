@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.tasks.processors import usable_processors
-from mugrpo_jax.tasks.rewards import FAST_REWARDS, load_reward
+from mugrpo_jax.tasks.rewards import CODE_REWARDS, FAST_REWARDS, load_reward
+from mugrpo_jax.tasks.sandbox import check_sandbox
 from mugrpo_jax.tasks.scoring import InlineScorer, Score, Scorer, finished_future
 from mugrpo_jax.tasks.task import Problem
 from mugrpo_jax.tasks.weighted_scorer import WeightedScorer
@@ -36,6 +37,7 @@ def make_scorer(
     memory_mb: int = 2048,
     failed: float = 0.0,
     max_failed: float = 1.0,
+    unsafe_sandbox: bool = False,
 ) -> Scorer:
     """Make a scorer for a reward, or for the weighted sum of several.
 
@@ -48,19 +50,23 @@ def make_scorer(
       memory_mb: most megabytes of address space of a worker (only enforced on Linux).
       failed: score of a response whose reward failed.
       max_failed: share of responses whose reward may fail, see `Scorer`; 1 means no limit.
+      unsafe_sandbox: whether the rewards in `CODE_REWARDS` may run programs without isolation.
     """
     if not isinstance(reward, str):
         limits: dict[str, Any] = {"workers": workers, "deadline_s": deadline_s, "memory_mb": memory_mb}
+        limits["unsafe_sandbox"] = unsafe_sandbox
         with ExitStack() as opened:  # closes the others if one cannot be made
             scorers = {
                 name: opened.enter_context(make_scorer(name, failed=failed, **limits)) for name in reward
             }
             opened.pop_all()
         return WeightedScorer(scorers, reward, failed=failed, max_failed=max_failed)
+    if reward in CODE_REWARDS:
+        check_sandbox(unsafe=unsafe_sandbox)
     if workers is None:
         workers = 0 if reward in INLINE_REWARDS else usable_processors()
     if workers == 0:
-        return InlineScorer(reward, failed=failed, max_failed=max_failed)
+        return InlineScorer(reward, failed=failed, max_failed=max_failed, unsafe_sandbox=unsafe_sandbox)
     return ScoringPool(
         reward,
         workers=workers,
@@ -68,6 +74,7 @@ def make_scorer(
         memory_mb=memory_mb,
         failed=failed,
         max_failed=max_failed,
+        unsafe_sandbox=unsafe_sandbox,
     )
 
 
@@ -89,6 +96,7 @@ class ScoringPool(Scorer):
         memory_mb: int = 2048,
         failed: float = 0.0,
         max_failed: float = 1.0,
+        unsafe_sandbox: bool = False,
     ):
         for name, value in (("workers", workers), ("deadline_s", deadline_s), ("memory_mb", memory_mb)):
             if not 0 < value < math.inf:
@@ -97,6 +105,7 @@ class ScoringPool(Scorer):
         self._fast_reward = FAST_REWARDS.get(reward)
         load_reward(reward)  # raises an error for a wrong name here and not in a worker
         hello = {"reward": reward, "path": sys.path, "deadline_s": deadline_s, "memory_mb": memory_mb}
+        hello["unsafe_sandbox"] = unsafe_sandbox
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._keeper = WorkerKeeper()
         self._workers = [_Worker(hello, self._keeper) for _ in range(workers)]

@@ -27,15 +27,18 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     try:
-        from mugrpo_jax.tasks.rewards import load_reward
+        from mugrpo_jax.tasks.rewards import CODE_REWARDS, load_reward
+        from mugrpo_jax.tasks.sandbox import check_sandbox
         from mugrpo_jax.tasks.scoring import call_reward
         from mugrpo_jax.tasks.task import Problem
 
-        reward = load_reward(hello["reward"])
+        reward = load_reward(hello["reward"], unsafe_sandbox=hello["unsafe_sandbox"])
         if hello["reward"] == "math":
             from mugrpo_jax.tasks.math_answers import same_answer
 
             same_answer("x + 1", "y")  # loads sympy and its parser before the first deadline starts
+        elif hello["reward"] in CODE_REWARDS:
+            check_sandbox(unsafe=hello["unsafe_sandbox"])  # finds the way of isolation before it too
     except BaseException as error:
         out.write(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}).encode() + b"\n")
         return

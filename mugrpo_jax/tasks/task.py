@@ -31,7 +31,22 @@ class Problem:
         return f"{self.place}: problem {self.id}" if self.place else f"problem {self.id}"
 
 
-RewardFunction = Callable[[str, Problem], float]
+@dataclass(frozen=True)
+class Verdict:
+    """What a reward may return in place of a number, to say also why the response has this value.
+
+    Attributes:
+      value: the reward.
+      status: `ok`, or a word for the way in which the response is wrong, such as `wrong_answer`.
+      detail: a line about the reason.
+    """
+
+    value: float
+    status: str = "ok"
+    detail: str = ""
+
+
+RewardFunction = Callable[[str, Problem], float | Verdict]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ class WeightedScorer(Scorer):
     """Scores responses with one scorer per reward and adds up weight × value.
 
     A reward that fails for a response has the value `failed` in the sum. The score has the status of the
-    first reward that failed, and its detail names that reward.
+    first reward that failed, or else the first status that is not `ok`, and its detail names that reward.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class WeightedScorer(Scorer):
         scores = {name: future.result() for name, future in futures.items()}
         value = sum(self._weights[name] * score.value for name, score in scores.items())
         parts = tuple((name, score.value) for name, score in scores.items())
-        for name, score in scores.items():
+        failed = [item for item in scores.items() if item[1].failed]
+        for name, score in failed or scores.items():
             if score.status != "ok":
                 return self._count(Score(value, score.status, f"{name}: {score.detail}", parts))
         return self._count(Score(value, parts=parts))
