@@ -292,7 +292,7 @@ class Steps:
             case.config, max_prompt=prompt, max_length=entries, slots=slots, dtype=case.dtype, steps=32
         )
         self.model, params = create(case.config, seed=0, dtype=case.dtype)
-        self.params = sampling_params(params, dtype=case.dtype, fuse=self.plan.fuse)
+        self.params = sampling_params(params, **self.plan.layout)
         shapes = abstract_slots(self.plan)
         noise = jax.random.normal(jax.random.key(0), shapes.keys[0].shape, case.dtype)
         self.slots = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -78,7 +78,7 @@ def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup):
     assert dict(plan.mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
     model, spread = models.create(setup.model.config, mesh=setup.mesh)
     copy = copy_on_host(model, spread, plan, setup.mesh)
-    expected = sampling_params(models.create(model.config)[1], dtype=plan.dtype, fuse=plan.fuse)
+    expected = sampling_params(models.create(model.config)[1], **plan.layout)
     for found, original in zip(jax.tree.leaves(copy), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(found, original)
     q = copy["layers"][0]["q"]

@@ -134,7 +134,7 @@ def test_merged_and_unmerged_log_probs_agree(dtype):
     np.testing.assert_allclose(logprobs(decoder, whole), unmerged, atol=1e-5)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), adapters)
     assert np.abs(logprobs(model, zeros | {"base": base}) - unmerged).max() > 0.1
-    layout = sampling_params(whole, dtype=plan.dtype, fuse=plan.fuse)
+    layout = sampling_params(whole, **plan.layout)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), sampled, layout)
 
 
