@@ -160,7 +160,9 @@ def add_sampling(parser: argparse.ArgumentParser, *, of_run: bool = False) -> No
     parser.add_argument(
         "--slots", type=at_least(1), help="sequences decoded at once (default: as many as fit)"
     )
-    parser.add_argument("--dtype", help="bfloat16 or float32 (default: float32 on CPU, bfloat16 elsewhere)")
+    parser.add_argument(
+        "--dtype", help="bfloat16, float32, int8 or fp8 (default: float32 on CPU, bfloat16 elsewhere)"
+    )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

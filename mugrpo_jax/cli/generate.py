@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo generate` with the parsed arguments."""
     from mugrpo_jax.runs.compile_cache import use_compile_cache
     from mugrpo_jax.sampling import generate, generate_file, sampling_settings
+    from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
     from mugrpo_jax.setup.trained_model import chosen_step, load_any_model
 
     if arguments.out is None and arguments.prompt is None:
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     model, name = arguments.model, arguments.model
     step = chosen_step(model, step=arguments.step, best=arguments.best)
     if step is not None:
-        model = load_any_model(model, step=step, dtype=sampling_settings(given).dtype)
+        dtype = sampler_dtypes(sampling_settings(given).dtype)["dtype"]
+        model = load_any_model(model, step=step, dtype=dtype)
         name = f"{name} after {step} updates"
     if arguments.out is not None:
         written = generate_file(model, prompts, arguments.out, name=name, **settings)

@@ -28,8 +28,10 @@ class ModelSection(Section):
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "dtype of the forward and backward pass; the optimizer keeps the weights in float32"
     )
-    sampling_dtype: Literal["float32", "bfloat16"] = setting(
-        "bfloat16", "dtype of weights and key-value cache while sampling"
+    sampling_dtype: Literal["float32", "bfloat16", "int8", "fp8"] = setting(
+        "bfloat16",
+        "dtype of weights and key-value cache while sampling; `int8`, `fp8`: 8 bits for the matrices of the "
+        "layers, with a scale for every column, and bfloat16 for the rest",
     )
     remat: Literal["auto", "none", "dots", "full"] = setting(
         "auto",

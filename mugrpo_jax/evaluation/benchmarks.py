@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import yaml
 
 from mugrpo_jax import evaluation
@@ -25,6 +24,7 @@ from mugrpo_jax.sampling import (
 )
 from mugrpo_jax.sampling.prompt_files import check_output, claim_output
 from mugrpo_jax.sampling.requests import NO_RUN
+from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.sizes import evaluation_settings
 from mugrpo_jax.setup.trained_model import chosen_step, is_run, load_any_model
 from mugrpo_jax.tasks import (
@@ -148,7 +148,7 @@ def benchmark(
             check_sandbox(unsafe=unsafe_sandbox)
         if not len(task.test):
             raise ValueError(f"task {task.name}: no held-out problems to evaluate")
-    model = load_any_model(name, step=step, dtype=jnp.dtype(chosen.dtype))
+    model = load_any_model(name, step=step, dtype=sampler_dtypes(chosen.dtype)["dtype"])
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}
     for out, task in tasks.items():
@@ -185,7 +185,7 @@ def _responses(
     """Return a `generate` for `evaluate` whose sampler is planned for the requests it gets."""
 
     def open_sampler(requests: list[Request]) -> Sampler:
-        plan = plan_for_requests(model.config, requests, slots=slots, dtype=jnp.dtype(settings.dtype))
+        plan = plan_for_requests(model.config, requests, slots=slots, **sampler_dtypes(settings.dtype))
         return Sampler(model.model, model.params, plan)
 
     def tokens(problem: Problem) -> list[int]:

@@ -8,6 +8,7 @@ from mugrpo_jax.models.cache import decode_step as decode_step
 from mugrpo_jax.models.cache import decode_weights as decode_weights
 from mugrpo_jax.models.cache import empty_cache as empty_cache
 from mugrpo_jax.models.cache import prefill as prefill
+from mugrpo_jax.models.cache import weight_bytes as weight_bytes
 from mugrpo_jax.models.decoder import Decoder as Decoder
 from mugrpo_jax.models.decoder import abstract as abstract
 from mugrpo_jax.models.decoder import create as create

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from mugrpo_jax.models import decoder
 from mugrpo_jax.models.attention import Backend, attention
 from mugrpo_jax.models.decoder import Decoder
+from mugrpo_jax.models.eight_bits import StoredMatrix, eight_bit_weight
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.rope import rotation
 from mugrpo_jax.models.sharding import constrain
@@ -45,6 +46,20 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bf
     return 2 * config.num_layers * rows * length * entry
 
 
+def weight_bytes(config: ModelConfig, dtype: Any, matrices: Any = None) -> int:
+    """Return how many bytes the weights take in `dtype`, with the layers' matrices in the dtype `matrices`.
+
+    `matrices` None means that they are in `dtype` too. Otherwise every column has a scale in float32.
+    """
+    size = jnp.dtype(dtype).itemsize
+    total = config.num_params * size
+    if matrices is None:
+        return total
+    shapes = [w.shape for w in decoder.layer_weights(config).values() if len(w.shape) == 2]
+    saved = size - jnp.dtype(matrices).itemsize
+    return total - config.num_layers * sum(rows * columns * saved - 4 * columns for rows, columns in shapes)
+
+
 def decode_params(params: Params, *, fuse: bool = False) -> Params:
     """Convert parameters for `prefill` and `decode_step`: the stacked layers become a list of trees.
 
@@ -55,9 +70,15 @@ def decode_params(params: Params, *, fuse: bool = False) -> Params:
     return {**params, "layers": [decoder.fuse(layer) for layer in layers] if fuse else layers}
 
 
-def decode_weights(model: Decoder, *, fuse: bool = False) -> Any:
-    """Return the `Weight` of each parameter that `decode_params` returns, in a tree with the same keys."""
-    layer = decoder.layer_weights(model.config, fused=fuse)
+def decode_weights(model: Decoder, *, fuse: bool = False, eight_bits: bool = False) -> Any:
+    """Return the `Weight` of each parameter that `decode_params` returns, in a tree with the same keys.
+
+    With `eight_bits`, every matrix of a layer is a `StoredMatrix`, as `stored_layer` makes it.
+    """
+    layer: Params = dict(decoder.layer_weights(model.config, fused=fuse))
+    if eight_bits:
+        for name, weight in layer.items():
+            layer[name] = StoredMatrix(**eight_bit_weight(weight)) if len(weight.shape) == 2 else weight
     return {**model.weights(), "layers": [layer] * model.config.num_layers}
 
 

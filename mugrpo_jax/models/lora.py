@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from mugrpo_jax.models.attention import Backend
 from mugrpo_jax.models.decoder import Decoder
-from mugrpo_jax.models.frozen_weights import MATRICES, FrozenMatrix, dequantised
+from mugrpo_jax.models.eight_bits import StoredMatrix, dequantised
+from mugrpo_jax.models.frozen_weights import MATRICES
 from mugrpo_jax.models.row_packing import Packing
 from mugrpo_jax.models.weights import Params, Remat, Weight, Weights
 
@@ -93,7 +94,7 @@ class LoraDecoder:
         def joined(name: str, weight: Any) -> Any:
             if name not in MATRICES:
                 return weight.astype(dtype)  # norms and biases
-            matrix = FrozenMatrix(**weight) if isinstance(weight, dict) else FrozenMatrix(weight)
+            matrix = StoredMatrix(**weight) if isinstance(weight, dict) else StoredMatrix(weight)
             return AdaptedMatrix(matrix, **adapters[name], scale=self.scale) if name in adapters else matrix
 
         layers = {name: joined(name, weight) for name, weight in base["layers"].items()}
@@ -117,7 +118,7 @@ class LoraDecoder:
 class AdaptedMatrix:
     """A frozen matrix with an adapter: `x @ matrix` is x·W + scale·(x·A)·B."""
 
-    matrix: FrozenMatrix
+    matrix: StoredMatrix
     a: Any
     b: Any
     scale: float = dataclasses.field(metadata={"static": True})

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import training
 from mugrpo_jax.models import LoraDecoder, param_sharding
-from mugrpo_jax.models.frozen_weights import to_int8
+from mugrpo_jax.models.eight_bits import in_eight_bits
 from mugrpo_jax.models.io.huggingface_export import tensor_gatherer
 from mugrpo_jax.models.lora import stack_merger
 from mugrpo_jax.models.sharding import MESH_AXES, placed
@@ -78,7 +78,7 @@ def _load_programs(updates: UpdatePrograms) -> Iterator[Program]:
     if config.lora.rank and config.lora.base_dtype == "int8":
         largest = max(jax.tree.leaves(loaded["layers"]), key=lambda leaf: leaf.size)
         rest = bytes_on_device(loaded) - bytes_on_device(largest)
-        yield program("load in 8 bits", rest, functools.partial(to_int8.lower, largest))
+        yield program("load in 8 bits", rest, functools.partial(in_eight_bits.lower, largest))
 
 
 def _sampling_programs(updates: UpdatePrograms, plan: SamplerPlan) -> Iterator[Program]:
@@ -98,11 +98,11 @@ def _sampling_programs(updates: UpdatePrograms, plan: SamplerPlan) -> Iterator[P
     if mesh.size == 1:
         return
     shapes = jax.eval_shape(change, params)
-    before = jax.tree.leaves(placed(shapes, sampler_shardings(updates.decoder, plan.fuse, mesh)))
+    before = jax.tree.leaves(placed(shapes, sampler_shardings(plan, mesh)))
     # On several hosts the devices may have another order. It changes who sends to whom, but no size.
     tensor = updates.config.mesh.sampling_tensor
     rows = Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    targets = sampler_shardings(updates.decoder, plan.fuse, rows, only="tensor")
+    targets = sampler_shardings(plan, rows, only="tensor")
     after = jax.tree.leaves(placed(shapes, targets))
     largest = max(range(len(before)), key=lambda number: before[number].size)
     yield Program(
@@ -129,7 +129,7 @@ def _merge_program(updates: UpdatePrograms, plan: SamplerPlan) -> Program:
     return Program(
         "cast for sampling",
         updates.sampling_bytes + plan.weight_bytes,
-        functools.partial(merge_for_sampling.lower, model, plan.dtype, plan.fuse, layer, adapter),
+        functools.partial(merge_for_sampling.lower, model, layer, adapter, **plan.layout),
     )
 
 

@@ -15,7 +15,7 @@ from mugrpo_jax.models import Decoder, ModelConfig, check_mesh
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.sampler_plan import free_memory
+from mugrpo_jax.sampling.sampler_plan import free_memory, sampler_dtypes
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
 from mugrpo_jax.setup.behavior_policy import behavior_shape, check_behaviors, other_sources
 from mugrpo_jax.setup.devices import local_device, run_mesh
@@ -380,7 +380,7 @@ def plan_run(
 def _behavior(config: RunConfig, source: str, mesh: Mesh) -> tuple[ModelConfig, int]:
     """Return the shape of another model that writes responses, and the bytes of its loaded weights."""
     shape = behavior_shape(source)
-    model, params = models.abstract(shape, dtype=jnp.dtype(config.model.sampling_dtype))
+    model, params = models.abstract(shape, dtype=sampler_dtypes(config.model.sampling_dtype)["dtype"])
     return shape, bytes_on_device(placed(params, models.param_sharding(mesh, model, params)))
 
 

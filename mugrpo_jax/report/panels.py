@@ -143,8 +143,9 @@ def gap(runs: Sequence[History]) -> Panel:
                 lines.append(Line(i, name, run.values("stage")[first], y, style="points"))
     note = (
         "Before the first update of a stage, sampler and trainer have the same weights. What differs is "
-        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16. If responses come from another "
-        "model or temperature than the policy that is trained, the distance to it is in here too."
+        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16. With 8-bit sampling, the rounding "
+        "of the sampler's weights is in here too. So is the distance to another model or temperature that "
+        "wrote responses."
     )
     return Panel("Sampler–trainer gap", "stage", "|log π − log b|", tuple(lines), log="y", note=note)
 

@@ -57,7 +57,7 @@ class Engine:
         with mesh_of(plan):
             self._params = params
             if not prepared:
-                weights = sampling_params(params, dtype=plan.dtype, fuse=plan.fuse)
+                weights = sampling_params(params, **plan.layout)
                 self._params = jax.device_put(weights, params_sharding(plan)) if plan.mesh else weights
             self._slots = free_slots(plan)
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)

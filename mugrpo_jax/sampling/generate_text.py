@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
@@ -34,7 +33,7 @@ from mugrpo_jax.sampling.requests import (
     sampling_settings,
 )
 from mugrpo_jax.sampling.sampler import Sampler
-from mugrpo_jax.sampling.sampler_plan import SamplerPlan, plan_for_requests
+from mugrpo_jax.sampling.sampler_plan import SamplerPlan, plan_for_requests, sampler_dtypes
 
 _ARGUMENTS = ("slots", "mesh", "progress", "raw")
 
@@ -149,7 +148,7 @@ def _records(
     if not requests:
         return
     config, tokenizer = _description(model)
-    plan = plan_for_requests(config, requests, slots=slots, mesh=mesh, dtype=jnp.dtype(settings.dtype))
+    plan = plan_for_requests(config, requests, slots=slots, mesh=mesh, **sampler_dtypes(settings.dtype))
     count = sum(len(request.seeds) for request in requests)
     bar = tqdm(total=count, unit=" responses", disable=not progress)
     bar.write(str(plan), file=sys.stderr) if progress else None

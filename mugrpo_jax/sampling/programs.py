@@ -28,6 +28,7 @@ from mugrpo_jax.models import (
     decode_weights,
     prefill,
 )
+from mugrpo_jax.models.eight_bits import stored_layer
 from mugrpo_jax.models.sharding import MESH_AXES, RULES, constrain, current_mesh, placed, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.requests import MAX_STOPS
@@ -81,10 +82,14 @@ class Emitted:
     state: Any
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "fuse"))
-def sampling_params(params: Any, *, dtype: Any, fuse: bool) -> Any:
-    """Copy trained parameters into the dtype and layout that decoding uses; `fuse` as in `SamplerPlan`."""
-    return decode_params(cast(params, dtype), fuse=fuse)
+@functools.partial(jax.jit, static_argnames=("dtype", "fuse", "matrices"))
+def sampling_params(params: Any, *, dtype: Any, fuse: bool, matrices: Any) -> Any:
+    """Copy trained parameters into the dtypes and layout that decoding uses: `SamplerPlan.layout`."""
+    if matrices is None:
+        return decode_params(cast(params, dtype), fuse=fuse)
+    ready = decode_params(params, fuse=fuse)
+    layers = [stored_layer(layer, dtype, matrices) for layer in ready.pop("layers")]
+    return cast(ready, dtype) | {"layers": layers}
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -262,23 +267,24 @@ def params_sharding(plan: SamplerPlan) -> Any:
     """
 
     assert plan.mesh is not None
-    return sampler_shardings(Decoder(plan.config), plan.fuse, plan.mesh, only="tensor")
+    return sampler_shardings(plan, plan.mesh, only="tensor")
 
 
-def sampler_shardings(model: Decoder, fuse: bool, mesh: Mesh, *, only: str | None = None) -> Any:
-    """Return the shardings over a mesh of weights in the sampler's layout; `only` ignores the other axes."""
+def sampler_shardings(plan: SamplerPlan, mesh: Mesh, *, only: str | None = None) -> Any:
+    """Return the shardings over any mesh of weights in the plan's layout; `only` ignores the other axes."""
 
     def one(weight: Weight) -> NamedSharding:
         axes = (RULES[axis] for axis in weight.axes)
         return NamedSharding(mesh, P(*(axis if only in (axis, None) else None for axis in axes)))
 
-    return jax.tree.map(one, decode_weights(model, fuse=fuse))
+    eight_bits = plan.matrices is not None
+    return jax.tree.map(one, decode_weights(Decoder(plan.config), fuse=plan.fuse, eight_bits=eight_bits))
 
 
 def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:
     """Return the decoder, and the weights from `sampling_params` as `ShapeDtypeStruct`s with shardings."""
     model, params = abstract(plan.config, dtype=plan.dtype)
-    weights = jax.eval_shape(functools.partial(sampling_params, dtype=plan.dtype, fuse=plan.fuse), params)
+    weights = jax.eval_shape(functools.partial(sampling_params, **plan.layout), params)
     return model, weights if plan.mesh is None else placed(weights, params_sharding(plan))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from mugrpo_jax.models import Tokenizer
 
 MAX_STOPS = 8
+SAMPLING_DTYPES = ("bfloat16", "float32", "int8", "fp8")
 
 Message = Mapping[str, str]
 
@@ -29,7 +30,8 @@ class SamplingSettings:
       top_k: sample only from the `top_k` most likely tokens; 0 means all tokens.
       top_p: sample only from the most likely tokens that together reach this probability; 1 means all tokens.
       seed: the seed of each sample is derived from this seed, the prompt index and the sample number.
-      dtype: `bfloat16` or `float32`, for weights and KV cache; None is float32 on CPU and bfloat16 elsewhere.
+      dtype: one of `SAMPLING_DTYPES`, for weights and KV cache; with `int8` and `fp8`, the matrices of the
+        layers have 8 bits and the rest is in bfloat16. None is float32 on CPU and bfloat16 elsewhere.
     """
 
     samples: int = 1
@@ -43,8 +45,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if self.dtype is None:
             object.__setattr__(self, "dtype", "float32" if jax.default_backend() == "cpu" else "bfloat16")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype: {self.dtype!r} is not possible; possible: bfloat16, float32")
+        if self.dtype not in SAMPLING_DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not possible; possible: {', '.join(SAMPLING_DTYPES)}")
         if self.samples < 1:
             raise ValueError(f"samples: must be at least 1, got {self.samples}")
         if self.seed < 0:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh
+from mugrpo_jax.models import ModelConfig, cache_bytes, check_mesh, weight_bytes
+from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.sampling.requests import Request
 
 _MOST_SLOTS = {"cpu": 16}  # maximum per data-parallel device; other platforms have `_MANY_SLOTS`
@@ -27,7 +29,9 @@ class SamplerPlan:
 
     Attributes:
       mesh: the devices of the sampler; None means the default device.
-      dtype: dtype of the weights and the KV cache.
+      dtype: dtype of the weights, the activations and the KV cache.
+      matrices: dtype of the layers' matrices, if they are in 8 bits; None means `dtype`. Embedding and head
+        are not matrices of a layer.
       slots: how many sequences are decoded at the same time.
       max_prompt: maximum number of tokens in a prompt.
       max_length: maximum number of tokens in a prompt and its response together.
@@ -43,6 +47,7 @@ class SamplerPlan:
     config: ModelConfig
     mesh: Mesh | None
     dtype: Any
+    matrices: Any
     slots: int
     max_prompt: int
     max_length: int
@@ -59,6 +64,11 @@ class SamplerPlan:
     def fuse(self) -> bool:
         """Whether to join weight matrices with the same input; True if the `tensor` axis has size 1."""
         return self.mesh is None or self.mesh.shape["tensor"] == 1
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How the sampler's copy of the weights looks: the arguments of `sampling_params`."""
+        return {"dtype": self.dtype, "fuse": self.fuse, "matrices": self.matrices}
 
     @property
     def inserts(self) -> int:
@@ -79,6 +89,11 @@ class SamplerPlan:
         """Return how many prompts of this padded length are prefilled together."""
         return _prefill_rows(self.slots, bucket, _rows_split(self.mesh))
 
+    @property
+    def _dtypes(self) -> str:
+        matrices = "" if self.matrices is None else f" with matrices in {jnp.dtype(self.matrices).name}"
+        return jnp.dtype(self.dtype).name + matrices
+
     def __str__(self) -> str:
         where = "one device"
         if self.mesh is not None:
@@ -87,7 +102,7 @@ class SamplerPlan:
         total = self.weight_bytes + self.cache_bytes + self.work_bytes
         return (
             f"sampler: {self.slots} slots × {self.cache_length} cache entries on {where}, "
-            f"{jnp.dtype(self.dtype).name}; prompts up to {self.max_prompt} in buckets of "
+            f"{self._dtypes}; prompts up to {self.max_prompt} in buckets of "
             f"{_list(self.prompt_buckets)}, reads of {_list(self.read_buckets)}; per device "
             f"{_gb(total)} (weights {_gb(self.weight_bytes)}, cache {_gb(self.cache_bytes)}, "
             f"work {_gb(self.work_bytes)}) of {free} free"
@@ -103,6 +118,7 @@ def plan_sampler(
     samples: int | None = None,
     mesh: Mesh | None = None,
     dtype: Any = jnp.bfloat16,
+    matrices: Any = None,
     memory: int | None = None,
     usable: float = _USABLE,
     steps: int = 64,
@@ -129,6 +145,11 @@ def plan_sampler(
     if mesh is not None:
         check_mesh(config, mesh)
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    if matrices == EIGHT_BITS["fp8"] and not _has_fp8(device):
+        raise ValueError(
+            f"sampler: fp8 needs an NVIDIA GPU of compute capability 8.9 or more, or a TPU v7; this is "
+            f"{device.device_kind}; use int8, which takes as many bytes"
+        )
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
     # cuDNN reads only the filled cache entries of each slot; other backends read the whole bucket.
@@ -142,6 +163,7 @@ def plan_sampler(
             config=config,
             mesh=mesh,
             dtype=dtype,
+            matrices=matrices,
             slots=slots,
             max_prompt=max_prompt,
             max_length=max_length,
@@ -149,7 +171,7 @@ def plan_sampler(
             prompt_buckets=prompt_buckets,
             read_buckets=(cache_length,) if by_length else _doubling(max(256, 2 * steps), cache_length),
             steps=steps,
-            weight_bytes=config.num_params * jnp.dtype(dtype).itemsize // tensor,
+            weight_bytes=weight_bytes(config, dtype, matrices) // tensor,
             cache_bytes=cache_bytes(config, slots, cache_length, dtype) // (split * tensor),
             work_bytes=_work_bytes(config, slots, prompt_buckets, split, tensor, dtype),
             memory=memory,
@@ -166,6 +188,16 @@ def plan_sampler(
     return next((plan for plan in candidates if _fits(plan, usable)), None) or _fitting(
         candidates[-1], candidates[-1], usable
     )
+
+
+def sampler_dtypes(name: str | None) -> dict[str, Any]:
+    """Return `dtype` and `matrices` of `plan_sampler` for a name in a config: `bfloat16`, `int8` and others.
+
+    With 8 bits, everything but the layers' matrices is in bfloat16.
+    """
+    if name in EIGHT_BITS:
+        return {"dtype": jnp.dtype(jnp.bfloat16), "matrices": EIGHT_BITS[name]}
+    return {"dtype": jnp.dtype(name), "matrices": None}
 
 
 def plan_for_requests(config: ModelConfig, requests: Sequence[Request], **options: Any) -> SamplerPlan:
@@ -212,6 +244,13 @@ def _prefill_rows(slots: int, bucket: int, split: int) -> int:
 
 def _rows_split(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def _has_fp8(device: Any) -> bool:
+    capability = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    if device.platform == "tpu":
+        return re.match(r"TPU ?v?7", device.device_kind) is not None
+    return capability is not None and (int(capability[1]), int(capability[2])) >= (8, 9)
 
 
 def free_memory(device: Any) -> int | None:

@@ -7,7 +7,6 @@ run's own model, because their ids are trained on.
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import ConfigError, RunConfig
@@ -15,6 +14,7 @@ from mugrpo_jax.config.behaviors import CURRENT
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models import ModelConfig, Tokenizer, check_mesh
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
+from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.stored_rollouts import shape_of, tokenizer_of
 from mugrpo_jax.setup.trained_model import checkpoint_step, is_run, trained_model
@@ -29,8 +29,8 @@ def other_sources(config: RunConfig) -> tuple[str, ...]:
 
 
 def load_behavior(config: RunConfig, source: str, mesh: Mesh) -> LoadedModel:
-    """Load the model of a source in the sampling dtype, sharded over the mesh."""
-    dtype = jnp.dtype(config.model.sampling_dtype)
+    """Load the model of a source, sharded over the mesh; the sampler's copy of it has the sampling dtype."""
+    dtype = sampler_dtypes(config.model.sampling_dtype)["dtype"]
     run = _checkpoint(source)
     if run is None:
         return load_model(source, dtype=dtype, mesh=mesh)

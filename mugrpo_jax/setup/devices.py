@@ -87,11 +87,11 @@ def copy_on_host(model: Decoder | LoraDecoder, params: Any, plan: SamplerPlan, m
 @functools.cache  # so that every stage calls the same compiled program
 def layout_maker(model: Decoder | LoraDecoder, plan: SamplerPlan, mesh: Mesh) -> Any:
     """Return the program that changes weights to the sampler's dtype and layout, sharded over `mesh`."""
-    shardings = sampler_shardings(Decoder(plan.config), plan.fuse, mesh)
+    shardings = sampler_shardings(plan, mesh)
     change: Any = sampling_params
     if isinstance(model, LoraDecoder):
         change = functools.partial(merged_params, model)
-    return jax.jit(functools.partial(change, dtype=plan.dtype, fuse=plan.fuse), out_shardings=shardings)
+    return jax.jit(functools.partial(change, **plan.layout), out_shardings=shardings)
 
 
 def sender(sharding: NamedSharding) -> Any:

@@ -10,7 +10,9 @@ from jax.sharding import Mesh
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import Decoder, LoraDecoder
-from mugrpo_jax.models.decoder import fuse, unstack
+from mugrpo_jax.models.decoder import fuse as join_matrices
+from mugrpo_jax.models.decoder import unstack
+from mugrpo_jax.models.eight_bits import stored_layer
 from mugrpo_jax.models.frozen_weights import abstract_base, base_weights, quantised
 from mugrpo_jax.models.io.loading import LoadedModel
 from mugrpo_jax.models.sharding import placed
@@ -88,24 +90,26 @@ class BaseWeights:
         layers = []
         for number, adapter in enumerate(jax.jit(unstack)(adapters["layers"])):
             layer = jax.tree.map(lambda leaf: leaf[number], self._on_host["layers"])  # noqa: B023
-            merged = merge_for_sampling(self.model, plan.dtype, plan.fuse, layer, adapter)
+            merged = merge_for_sampling(self.model, layer, adapter, **plan.layout)
             layers.append(jax.block_until_ready(merged))  # before the next layer is copied
         rest = {name: leaf for name, leaf in self._on_host.items() if name != "layers"}
         return {name: jnp.asarray(leaf, plan.dtype) for name, leaf in rest.items()} | {"layers": layers}
 
 
-@functools.partial(jax.jit, static_argnames=("model", "dtype", "joined"))
-def merge_for_sampling(model: LoraDecoder, dtype: Any, joined: bool, layer: Any, adapter: Any) -> Any:
-    """Return the weights of one layer in the dtype of the sampler; `joined` as `SamplerPlan.fuse`."""
-    merged = model.merge_layer(layer, adapter, dtype)
-    return fuse(merged) if joined else merged
+@functools.partial(jax.jit, static_argnames=("model", "dtype", "fuse", "matrices"))
+def merge_for_sampling(
+    model: LoraDecoder, layer: Any, adapter: Any, *, dtype: Any, fuse: bool, matrices: Any
+) -> Any:
+    """Return the merged weights of one layer; the keyword arguments are `SamplerPlan.layout`."""
+    merged = model.merge_layer(layer, adapter, dtype if matrices is None else jnp.float32)
+    return stored_layer(join_matrices(merged) if fuse else merged, dtype, matrices)
 
 
-def merged_params(model: LoraDecoder, params: Any, *, dtype: Any, fuse: bool) -> Any:
+def merged_params(model: LoraDecoder, params: Any, *, dtype: Any, **layout: Any) -> Any:
     """Do the same as `sampling_params` for adapters with their frozen weights under the key `base`."""
     base, adapters = params["base"], unstack(params["layers"])
     layers = [
-        merge_for_sampling(model, dtype, fuse, layer, adapter)
+        merge_for_sampling(model, layer, adapter, dtype=dtype, **layout)
         for layer, adapter in zip(unstack(base["layers"]), adapters, strict=True)
     ]
     rest = {name: leaf.astype(dtype) for name, leaf in base.items() if name != "layers"}

@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import AUTO, RunConfig, value_of
@@ -10,6 +9,7 @@ from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.objectives import Statistics
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import SamplerPlan, SamplingSettings, plan_sampler
+from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.devices import sampling_mesh
 from mugrpo_jax.training import StepOptions
 
@@ -65,7 +65,7 @@ def sampler_plan(
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
         slots=slots or (sampling.slots if isinstance(sampling.slots, int) else None),
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
-        dtype=jnp.dtype(config.model.sampling_dtype),
+        **sampler_dtypes(config.model.sampling_dtype),
         **options,
     )
 

@@ -16,12 +16,15 @@ from mugrpo_jax.loop import sampling_passes, stages
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.resume import resume
 from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.models.eight_bits import EIGHT_BITS, StoredMatrix, in_eight_bits
+from mugrpo_jax.models.frozen_weights import MATRICES
 from mugrpo_jax.models.io.huggingface_export import save_huggingface
 from mugrpo_jax.models.tokenizer import CharTokenizer
 from mugrpo_jax.report import panels, read_run
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import encode, open_stage, read_groups
-from mugrpo_jax.setup import run_setup
+from mugrpo_jax.sampling.engine import Engine
+from mugrpo_jax.setup import behavior_policy, run_setup, sizes
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import initial_model, run_model_shape, run_model_tokenizer
@@ -196,6 +199,44 @@ def test_a_killed_generation_goes_on_without_sampling_anything_twice(place, mixe
     assert [encode(group) for group in groups(run)] == [encode(group) for group in groups(whole)]
     names = {path.name for path in (run / "rollouts" / "stage-000").iterdir()}
     assert names == {path.name for path in (whole / "rollouts" / "stage-000").iterdir()}
+
+
+def rounded(policy):
+    layers = policy.params["layers"]
+    matrices = {name: StoredMatrix(**jax.device_get(in_eight_bits(layers[name]))) for name in MATRICES}
+    return dataclasses.replace(policy, params={**policy.params, "layers": layers | matrices})
+
+
+def test_with_int8_every_response_has_the_log_probs_of_its_rounded_model(place, mixed, monkeypatch):
+    """Also those that are sampled after a kill. Activations are in float32 here, for a sharp comparison."""
+    wide = {"dtype": np.dtype("float32"), "matrices": EIGHT_BITS["int8"]}
+    for module in (sizes, behavior_policy):
+        monkeypatch.setattr(module, "sampler_dtypes", {"int8": wide}.__getitem__)
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    config, original, passes = configs.changed(mixed[0], ["model.sampling_dtype=int8"]), Engine.__init__, []
+
+    def watched(engine, *arguments, **keywords):
+        original(engine, *arguments, **keywords)
+        passes.append({leaf.dtype.name for leaf in jax.tree.leaves(engine._params)})
+        if len(passes) == 2:  # the second model has begun
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "__init__", watched)
+    with pytest.raises(KeyboardInterrupt):
+        generate(config, place / "int8")
+    found = groups(generate(config, place / "int8"))
+    assert passes == [{"float32", "int8"}] * 3  # each model is rounded once, the second again after the kill
+    exact = policies(place, config)
+    small = {name: rounded(policy) for name, (policy, _) in exact.items()}
+    for group in found:
+        for rollout in group.rollouts:
+            policy, temperature = exact[rollout.behavior]
+            wanted = teacher_forced(small[rollout.behavior], group, rollout, temperature)
+            np.testing.assert_allclose(rollout.logprobs, wanted, atol=1e-5)
+            gap = np.abs(rollout.logprobs - teacher_forced(policy, group, rollout, temperature))
+            assert gap.max() > 1e-4  # it is not the model before rounding
+    whole = groups(generate(config, place / "int8-whole"))
+    assert [encode(group) for group in found] == [encode(group) for group in whole]
 
 
 def test_two_behaviors_that_are_the_same_policy_are_one(place, monkeypatch):

@@ -163,8 +163,8 @@ def test_a_bad_prompt_is_named(tmp_path, line, message):
 def test_bad_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"in.jsonl: not found"):
         generate_file("tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(ValueError, match=r"dtype: 'int8' is not possible; possible: bfloat16, float32"):
-        generate("tiny", ["1"], dtype="int8")
+    with pytest.raises(ValueError, match=r"dtype: 'int4' is not possible; possible: bfloat16, float32, int8"):
+        generate("tiny", ["1"], dtype="int4")
     with pytest.raises(ValueError, match=r"samples: must be at least 1, got 0"):
         generate("tiny", ["1"], samples=0)
     with pytest.raises(

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 from mugrpo_jax.models import logits, make_mesh, token_logprobs
+from mugrpo_jax.models.eight_bits import EIGHT_BITS, StoredMatrix, in_eight_bits
+from mugrpo_jax.models.frozen_weights import MATRICES
 from mugrpo_jax.sampling import Request, Sampler, read_ahead, request_seeds, transform_logits
 
 
@@ -53,6 +55,25 @@ def test_stored_logprobs_are_the_training_forward_pass(sampler, model, temperatu
         assert r.logprobs.dtype == np.float32 and r.tokens.dtype == np.int32
         assert len(r.tokens) == 60 and np.ptp(r.logprobs) > 0.5
     assert len({tuple(r.tokens) for r in responses}) == (6 if temperature else 1)
+
+
+def test_stored_logprobs_with_int8_are_a_pass_with_the_rounded_matrices(model, plan):
+    decoder, params = model
+    eight = plan(matrices=EIGHT_BITS["int8"])
+    with Sampler(*model, eight) as sampler:
+        held = jax.tree.leaves(sampler._engine._params)
+        responses = list(sampler.run([Request([5, 9, 2, 44], request_seeds(1, samples=4), 60)]))
+    assert sum(leaf.nbytes for leaf in held) == eight.weight_bytes < 0.6 * plan().weight_bytes
+    layers = params["layers"]
+    rounded = {name: StoredMatrix(**in_eight_bits(layers[name])) for name in MATRICES}
+    forward = jax.jit(token_logprobs, static_argnames="model")
+    own, whole = (
+        np.asarray(forward(decoder, weights, padded(responses))[0])[:, 4:64]
+        for weights in ({**params, "layers": layers | rounded}, params)
+    )
+    stored = np.stack([r.logprobs for r in responses])
+    np.testing.assert_allclose(stored, own, atol=1e-5, rtol=0)
+    assert 1e-3 < np.abs(stored - whole).mean() < 0.03  # the gap to the policy that is trained
 
 
 def test_stored_logprobs_are_those_of_the_truncated_distribution(sampler, model, mixed):

@@ -1,6 +1,7 @@
 """Sizes are planned from memory, refused in numbers, and compile for TPUs nobody has here."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,13 @@ import pytest
 from jax.experimental import topologies
 
 from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
-from mugrpo_jax.sampling.sampler_plan import _TURN
+from mugrpo_jax.sampling.sampler_plan import _TURN, _has_fp8
 
 GB = 10**9
+INT8 = EIGHT_BITS["int8"]
 QWEN_7B = dataclasses.replace(KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"], max_positions=32_768)
 
 
@@ -23,6 +26,27 @@ def test_slots_follow_the_memory():
         assert plan.weight_bytes + plan.cache_bytes + plan.work_bytes <= plan.memory
         assert plan.weight_bytes == pytest.approx(2 * 7.616e9, rel=1e-3)
         assert plan.cache_bytes == plan.slots * 2048 * 28 * 2 * 4 * 128 * 2
+
+
+def test_eight_bits_leave_memory_for_more_slots():
+    sizes = {"max_prompt": 512, "max_length": 2048, "memory": 17 * GB}
+    plain, eight = plan_sampler(QWEN_7B, **sizes), plan_sampler(QWEN_7B, **sizes, matrices=INT8)
+    assert eight.slots >= 4 * plain.slots and "bfloat16 with matrices in int8" in str(eight)
+    assert eight.weight_bytes == pytest.approx(6.525e9 + 2 * (7.616e9 - 6.525e9), rel=1e-2)
+    with pytest.raises(ValueError, match=r"fp8 needs an NVIDIA GPU of .* 8\.9 .*; this is cpu; use int8"):
+        plan_sampler(QWEN_7B, **sizes, matrices=EIGHT_BITS["fp8"])
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "capability", "has"),
+    [("gpu", "NVIDIA H200", "9.0", True), ("gpu", "NVIDIA L4", "8.9", True), ("gpu", "A100", "8.0", False),
+     ("gpu", "MI300X", "gfx942", False), ("tpu", "TPU7x", None, True), ("tpu", "TPU v5 lite", None, False)],
+)  # fmt: skip
+def test_fp8_is_for_devices_that_have_it(platform, kind, capability, has):
+    device = types.SimpleNamespace(platform=platform, device_kind=kind)
+    if capability is not None:
+        device.compute_capability = capability
+    assert _has_fp8(device) is has
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers():
@@ -79,7 +103,7 @@ def test_bad_sizes_are_named(sizes, message):
         plan_sampler(QWEN_7B, **{"max_prompt": 512, "max_length": 1024} | sizes)
 
 
-def compile_for(topology, config, **mesh):
+def compile_for(topology, config, *, matrices=None, **mesh):
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     plan = plan_sampler(
         config,
@@ -88,6 +112,7 @@ def compile_for(topology, config, **mesh):
         slots=256,
         mesh=make_mesh(devices=devices, **mesh),
         memory=int(15.75 * 2**30),
+        matrices=matrices,
     )
     return plan, lower_decode(plan).compile().memory_analysis()
 
@@ -105,6 +130,14 @@ def several_processes(monkeypatch):
 def test_decode_compiles_for_tpus_in_place_and_as_large_as_planned(several_processes, topology, mesh, layers):
     plan, memory = compile_for(topology, dataclasses.replace(QWEN_7B, num_layers=layers), **mesh)
     assert memory.alias_size_in_bytes >= plan.cache_bytes  # the cache is updated in place
+    assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
+    assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
+
+
+def test_decode_in_int8_compiles_for_tpus_without_a_wide_copy_of_the_weights(several_processes):
+    """The conversion of a matrix stays inside the loop over the tokens, so it takes no memory of its own."""
+    config = dataclasses.replace(QWEN_7B, num_layers=2)
+    plan, memory = compile_for("v5e:4x4", config, matrices=INT8, data=4, tensor=4)
     assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
     assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
 

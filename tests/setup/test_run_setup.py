@@ -70,19 +70,26 @@ def test_sampling_devices_must_divide_those_of_the_host(setup):
         sampling_mesh(setup.mesh, 3)
 
 
-def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup):
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup, dtype):
     """Sharded over eight devices for the updates, copied to four pairs for sampling."""
-    config = setup.config
-    split = dataclasses.replace(setup, config=configs.changed(config, ["mesh.sampling_tensor=2"]))
+    changes = ["mesh.sampling_tensor=2", f"model.sampling_dtype={dtype}"]
+    split = dataclasses.replace(setup, config=configs.changed(setup.config, changes))
     plan = split.sampler_plan
     assert dict(plan.mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
     model, spread = models.create(setup.model.config, mesh=setup.mesh)
     copy = copy_on_host(model, spread, plan, setup.mesh)
-    expected = sampling_params(models.create(model.config)[1], dtype=plan.dtype, fuse=plan.fuse)
+    expected = sampling_params(models.create(model.config)[1], **plan.layout)
     for found, original in zip(jax.tree.leaves(copy), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(found, original)
-    q = copy["layers"][0]["q"]
+    q, o = copy["layers"][0]["q"], copy["layers"][0]["o"]
+    if dtype == "int8":
+        assert q.values.dtype == np.int8
+        assert {shard.data.shape for shard in q.scales.addressable_shards} == {(1, 8)}
+        assert {shard.data.shape for shard in o.scales.addressable_shards} == {(1, 16)}
+        q, o = q.values, o.values
     assert {shard.data.shape for shard in q.addressable_shards} == {(16, 8)}
+    assert {shard.data.shape for shard in o.addressable_shards} == {(8, 16)}
 
 
 def test_planned_slots_are_kept_although_the_free_memory_changes(setup, tmp_path, monkeypatch, capsys):

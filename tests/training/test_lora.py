@@ -11,6 +11,7 @@ from test_update_step import MODEL, SETTINGS, update
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.models import LoraDecoder, frozen_weights, lora
+from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.sampling import plan_sampler
 from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup.lora import BaseWeights
@@ -134,8 +135,15 @@ def test_merged_and_unmerged_log_probs_agree(dtype):
     np.testing.assert_allclose(logprobs(decoder, whole), unmerged, atol=1e-5)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), adapters)
     assert np.abs(logprobs(model, zeros | {"base": base}) - unmerged).max() > 0.1
-    layout = sampling_params(whole, dtype=plan.dtype, fuse=plan.fuse)
+    layout = sampling_params(whole, **plan.layout)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), sampled, layout)
+    eight = dataclasses.replace(plan, matrices=EIGHT_BITS["int8"])
+    small = weights.merged_on_device(adapters, eight)
+    for found, wide in zip(small["layers"], layout["layers"], strict=True):
+        matrix, exact = found["down"], np.asarray(wide["down"])  # rounded once, after merging in float32
+        assert matrix.values.dtype == jnp.int8
+        error = np.abs(np.asarray(matrix.values) * np.asarray(matrix.scales) - exact)
+        assert (error <= 1.01 * np.abs(exact).max(axis=0) / 127 / 2).all()
 
 
 def test_any_mesh_gives_the_gradient_of_one_device():
