@@ -116,7 +116,7 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
     # A response of length n reads prompt + (n - 1) / 2 cache entries per step on average.
     filled = case.prompt + float((lengths * (lengths - 1) / 2).sum() / lengths.sum())
     limit = plan.slots / limit_seconds(case, plan.slots, filled)
-    loop = programs.get(decode_name(plan.read_buckets[-1]), lambda: None)
+    loop: Any = programs.get(decode_name(plan.read_buckets[-1]), _not_compiled)
     facts = {
         "model": case.name,
         "matrices": case.label,
@@ -143,6 +143,10 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
         "compile_s": compiled - start,
     }
     return facts, rate / (plan.slots * stats.occupancy)
+
+
+def _not_compiled() -> Any:
+    raise RuntimeError("the warm-up should have compiled this program")
 
 
 def bytes_in_use() -> int:

@@ -65,6 +65,7 @@ def _fitted(arguments: argparse.Namespace, replay: Sequence[str]) -> "RunConfig"
     from mugrpo_jax import config as configs
     from mugrpo_jax.config import ConfigError
     from mugrpo_jax.loop.imported_stage import fitting_sizes
+    from mugrpo_jax.runs import progress
 
     if arguments.config is None:
         raise ConfigError(f"{arguments.source}: an imported stage has no config; name one with --config")
@@ -72,6 +73,8 @@ def _fitted(arguments: argparse.Namespace, replay: Sequence[str]) -> "RunConfig"
     given = {override.partition("=")[0] for override in arguments.overrides}
     sizes = fitting_sizes(arguments.source, config)
     fitted = [f"{key}={value}" for key, value in sizes.items() if key not in given]
+    if config.warm_start.updates and "warm_start.updates" not in given:
+        progress.say("warm start: not used for an imported stage; training starts from model.source")
     return configs.load(arguments.config, [*arguments.overrides, *fitted, *replay])
 
 

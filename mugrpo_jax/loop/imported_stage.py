@@ -27,13 +27,14 @@ def fitting_sizes(folder: Path, config: RunConfig) -> dict[str, Any]:
     prompt = max(sampling.max_prompt_tokens, int(index.prompts.max()))
     response = max(sampling.max_response_tokens, int(index.lengths.max()))
     per_update = min(batch.prompts_per_update, stage.prompts)
+    micro_batch = batch.tokens_per_micro_batch
     return {
         "batch.responses_per_prompt": index.lengths.shape[1],
         "batch.prompts_per_update": per_update,
         "batch.updates_per_stage": stage.prompts // per_update * batch.epochs_per_stage,
         "batch.stages": 1,
         "batch.lag": 0,
-        "batch.tokens_per_micro_batch": max(batch.tokens_per_micro_batch, prompt + response),
+        "batch.tokens_per_micro_batch": AUTO if micro_batch == AUTO else max(micro_batch, prompt + response),
         "sampling.max_prompt_tokens": prompt,
         "sampling.max_response_tokens": response,
         "warm_start.updates": 0,

@@ -122,6 +122,11 @@ def _record(
         "seconds": seconds | run.start_times.take(),
     }
     run.journal.write(record)
+    if cursor.updates == 1 and run.config.replay.run is not None and record["gap/tokens"] > _LARGE_GAP:
+        progress.say(
+            f"the model's log-probs differ from the stored ones by {record['gap/tokens']:.2g} per token on average, "
+            "so it is not the policy that wrote the rollouts; if you have that policy, name it with model.source"
+        )
     bar.set_postfix(progress.headline(record) | run.time_left.headline(), refresh=False)
     bar.update()
     if run.first_skip is None and not math.isfinite(metrics["gradient_norm"]):

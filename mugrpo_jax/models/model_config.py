@@ -168,7 +168,10 @@ def read_hf(folder: Path) -> ModelConfig:
     try:
         return from_hf(read_json_object(path), source=str(path))
     except FileNotFoundError:
-        raise ValueError(f"{path}: not found; a Hugging Face model folder has a config.json") from None
+        remedy = "a Hugging Face model folder has a config.json"
+        if (folder / "config.yaml").is_file():
+            remedy = f"{folder} is the folder of a run; export its model first: mugrpo export {folder} MODEL"
+        raise ValueError(f"{path}: not found; {remedy}") from None
 
 
 _SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

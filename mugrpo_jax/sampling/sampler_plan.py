@@ -147,8 +147,8 @@ def plan_sampler(
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     if matrices == EIGHT_BITS["fp8"] and not _has_fp8(device):
         raise ValueError(
-            f"sampler: fp8 needs an NVIDIA GPU of compute capability 8.9 or more, or a TPU v7; this is "
-            f"{device.device_kind}; use int8, which takes as many bytes"
+            "model.sampling_dtype (or --dtype): fp8 needs an NVIDIA GPU of compute capability 8.9 or more or "
+            f"a TPU v7; this is {device.device_kind}; use int8, which takes as many bytes"
         )
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
