@@ -1,6 +1,7 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 
@@ -17,6 +18,7 @@ from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.sampling_passes import sample_shards
 from mugrpo_jax.loop.stages import train
 from mugrpo_jax.loop.update_phase import optimise
+from mugrpo_jax.models.sharding import make_mesh
 from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
@@ -40,6 +42,8 @@ def place(program_folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(program_folder)
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # takes longer than these runs
+        one = functools.partial(make_mesh, devices=jax.devices()[:1])  # compiles faster
+        patch.setattr("mugrpo_jax.setup.devices.make_mesh", one)
         yield program_folder
 
 
