@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import AUTO, ConfigError, RunConfig
 from mugrpo_jax.files import to_path
 from mugrpo_jax.rollouts import RolloutFolder, open_stage
 from mugrpo_jax.rollouts.rollout_folder import read_index

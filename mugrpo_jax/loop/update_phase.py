@@ -16,6 +16,8 @@ from mugrpo_jax.runs.start_times import FIRST_UPDATE
 from mugrpo_jax.setup.sizes import update_statistics
 from mugrpo_jax.training import Cursor, TrainState
 
+_LARGE_GAP = 0.5  # between log-probs; rounding and other kernels make up to about 0.05
+
 
 def optimise(
     run: RunContext,
@@ -122,17 +124,23 @@ def _record(
         "seconds": seconds | run.start_times.take(),
     }
     run.journal.write(record)
-    if cursor.updates == 1 and run.config.replay.run is not None and record["gap/tokens"] > _LARGE_GAP:
-        progress.say(
-            f"the model's log-probs differ from the stored ones by {record['gap/tokens']:.2g} per token on average, "
-            "so it is not the policy that wrote the rollouts; if you have that policy, name it with model.source"
-        )
+    if cursor.updates == 1 and run.config.replay.run is not None:
+        _compare_policies(record["gap/tokens"])
     bar.set_postfix(progress.headline(record) | run.time_left.headline(), refresh=False)
     bar.update()
     if run.first_skip is None and not math.isfinite(metrics["gradient_norm"]):
         run.first_skip = cursor.updates, metrics["loss"]
     if metrics["skipped"] > run.config.optimizer.max_skipped:
         raise ConfigError(_why_skipped(run, cursor.updates, metrics))
+
+
+def _compare_policies(gap: float) -> None:
+    """Say that a replay does not start from the policy that wrote the rollouts, if that is so."""
+    if gap > _LARGE_GAP:
+        progress.say(
+            f"the model's log-probs differ from the stored ones by {gap:.2g} per token on average, so it is "
+            "not the policy that wrote the rollouts; if you have that policy, name it with model.source"
+        )
 
 
 def _why_skipped(run: RunContext, updates: int, metrics: dict[str, float]) -> str:
