@@ -57,7 +57,11 @@ def test_outputs_and_values_are_compared_as_judges_do():
             True,
         ),
         (["assert set(f(1)) == set((1, 2))"], {"expression": "set(f(1))"}, {1, 2}),
-        (["import math\nassert math.isclose(f(1), 0.5)"], {"expression": "f(1)", "setup": "import math"}, 0.5),
+        (
+            ["import math\nassert math.isclose(f(1), 0.5)"],
+            {"expression": "f(1)", "setup": "import math"},
+            0.5,
+        ),
         (["assert not f(1)"], {"expression": "bool(f(1))"}, False),
     ],
 )
@@ -84,7 +88,9 @@ def test_tests_that_cannot_be_read_are_an_error_that_names_the_problem(answer, w
 
 
 def test_a_wrong_response_keeps_its_value_and_status_and_is_no_failed_reward():
-    score = call_reward(lambda text, problem: Verdict(0.25, "wrong_answer", "test 2"), "", Problem("p", "", ""))
+    score = call_reward(
+        lambda text, problem: Verdict(0.25, "wrong_answer", "test 2"), "", Problem("p", "", "")
+    )
     assert (score.value, score.status, score.detail, score.failed) == (0.25, "wrong_answer", "test 2", False)
 
 
