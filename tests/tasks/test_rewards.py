@@ -110,7 +110,10 @@ def test_rewards_are_loaded_by_name():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("maths", "reward is 'maths'; possible: exact, arithmetic, countdown, math, code, code_partial or module"),
+        (
+            "maths",
+            "reward is 'maths'; possible: exact, arithmetic, countdown, math, code, code_partial or",
+        ),
         (
             "no_such_module:f",
             "reward 'no_such_module:f': cannot import 'no_such_module': ModuleNotFoundError",
