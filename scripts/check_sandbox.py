@@ -30,7 +30,8 @@ _ENDED = {"ok", "program_error", "program_killed", "time_limit", "memory_limit",
 # Each attack: a program that prints "escaped" if it succeeds, and the statuses that it may end with.
 TINY = {
     "one process too many": (
-        "import os, time\npids = 0\ntry:\n    while pids < 20:\n        if os.fork() == 0: time.sleep(9); os._exit(0)\n"
+        "import os, time\npids = 0\ntry:\n    while pids < 20:\n"
+        "        if os.fork() == 0: time.sleep(9); os._exit(0)\n"
         "        pids += 1\nexcept OSError: pass\nprint('escaped' if pids >= 20 else pids)",
         {"ok"},
     ),
@@ -38,7 +39,7 @@ TINY = {
 }
 ATTACKS = {
     "network: this machine": (
-        "import socket\ns = socket.socket()\ns.settimeout(1)\ns.connect(('127.0.0.1', {port}))\nprint('escaped')",
+        "import socket\ns = socket.create_connection(('127.0.0.1', {port}), 1)\nprint('escaped')",
         {"program_error"},
     ),
     "network: abstract socket": (
@@ -47,25 +48,20 @@ ATTACKS = {
     ),
     "fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", {"time_limit"}),
     "thread bomb": (
-        "import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(9,)).start()\n"
-        "print('escaped')",
+        "from threading import Thread\nfrom time import sleep\n"
+        "for _ in range(500): Thread(target=sleep, args=(9,)).start()\nprint('escaped')",
         {"program_error", "time_limit", "memory_limit"},
     ),
-    "read home": (
-        "import os\nprint('escaped' if open({secret!r}).read() else '')",
-        {"program_error"},
-    ),
-    "list home": (
-        "import os\nprint('escaped' if {secret_name!r} in os.listdir({home!r}) else '')",
-        {"ok", "program_error"},
-    ),
+    "read home": ("print('escaped' if open({file_at_home!r}) else '')", {"program_error"}),
+    "read a file of all": ("print('escaped' if open({secret!r}) else '')", {"program_error"}),
     "read secrets of the system": (
-        "import os\nfor p in ('/etc/shadow', '/etc/passwd', '/proc/1/environ', '/var/log', '/old', '/old_root'):\n"
+        "import os\nfor p in ('/etc/shadow', '/etc/passwd', '/proc/1/environ', '/var/log', '/old'):\n"
         "    if os.path.exists(p): print('escaped', p)",
         {"ok"},
     ),
     "write outside": (
-        "import os, sys\nok = []\nfor p in ['/', '/usr', '/usr/lib', '/etc', '/dev', sys.prefix, {home!r}, {folder!r}]:\n"
+        "import os, sys\nok = []\n"
+        "for p in ['/', '/usr', '/usr/lib', '/etc', '/dev', sys.prefix, {home!r}, {folder!r}]:\n"
         "    try: open(os.path.join(p, 'x'), 'w').write('x'); ok.append(p)\n    except OSError: pass\n"
         "print('escaped' if ok else '', ok)",
         {"ok"},
@@ -107,7 +103,8 @@ ATTACKS = {
         {"ok"},
     ),
     "mount": (
-        "import ctypes\nif ctypes.CDLL(None).mount(b'tmpfs', b'/usr', b'tmpfs', 0, None) == 0: print('escaped')",
+        "import ctypes\n"
+        "if ctypes.CDLL(None).mount(b'tmpfs', b'/usr', b'tmpfs', 0, None) == 0: print('escaped')",
         {"ok"},
     ),
     "symlink escape": (
@@ -158,7 +155,7 @@ def attack_all(title: str) -> int:
         socket.socket(socket.AF_UNIX) as unix,
     ):
         os.chmod(folder, 0o777)
-        secret = Path(folder) / "secret"
+        home, secret = Path.home(), Path(folder) / "secret"
         secret.write_text("secret")
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -168,8 +165,8 @@ def attack_all(title: str) -> int:
             "port": server.getsockname()[1],
             "abstract": f"check-sandbox-{os.getpid()}",
             "secret": str(secret),
-            "secret_name": secret.name,
-            "home": folder,
+            "file_at_home": str(next(filter(Path.is_file, home.glob("*")), secret)),
+            "home": str(home),
             "folder": folder,
             "scorer": os.getpid(),
         }
@@ -188,11 +185,11 @@ def attack_all(title: str) -> int:
 
 def attack(title: str, name: str, code: str, possible: set[str]) -> int:
     """Run one attack; return 1 if it was not contained."""
-    started = time.monotonic()
+    before, started = nested_processes(), time.monotonic()
     with closing(run_program(code, [{"stdin": ""}], limits=LIMITS)) as outcomes:
         outcome = next(outcomes)
     seconds = time.monotonic() - started
-    left = descendants()
+    left = left_behind(before)
     contained = outcome.status in possible and "escaped" not in outcome.output and not left
     print(
         f"{title}: {name:28} {outcome.status:15} {seconds:5.1f} s  {'contained' if contained else 'ESCAPED'}"
@@ -200,6 +197,32 @@ def attack(title: str, name: str, code: str, possible: set[str]) -> int:
         flush=True,
     )
     return not contained
+
+
+def nested_processes() -> set[int]:
+    """Return the processes of this machine that have a process namespace below that of this script."""
+    found, depth = set(), 0
+    for pid in ["self", *filter(str.isdigit, os.listdir("/proc"))]:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue
+        numbers = next((len(line.split()) for line in lines if line.startswith("NSpid")), 0)
+        depth = numbers if pid == "self" else depth
+        if numbers > depth:
+            found.add(int(pid))
+    return found
+
+
+def left_behind(before: set[int]) -> list[int]:
+    """Return processes that an attack left: children of this script, or new ones in namespaces.
+
+    The kernel ends a namespace a moment after its first process is killed.
+    """
+    end = time.monotonic() + 5
+    while (left := {*descendants(), *(nested_processes() - before)}) and time.monotonic() < end:
+        time.sleep(0.02)
+    return sorted(left)
 
 
 def descendants() -> list[int]:

@@ -260,7 +260,13 @@ def test_the_policy_that_is_trained_has_the_sampling_temperature_or_its_own(file
 
 def test_limits_may_change_when_a_run_resumes_and_nothing_that_decides_its_data(file):
     before = configs.load(file)
-    for change in ("task.scorers=3", "task.deadline=60", "task.scorer_memory_mb=9999", "task.max_failed=1"):
+    for change in (
+        "task.scorers=3",
+        "task.deadline=60",
+        "task.scorer_memory_mb=9999",
+        "task.max_failed=1",
+        "task.unsafe_sandbox=true",
+    ):
         after = configs.load(file, [change])
         assert after.fingerprint() == before.fingerprint()
         assert after.rollout_fingerprint() == before.rollout_fingerprint()

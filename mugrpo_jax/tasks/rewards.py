@@ -35,9 +35,13 @@ def arithmetic_reward(response: str, problem: Problem) -> float:
 _CODE = {"code": code_reward, "code_partial": code_partial_reward}
 
 REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
-    {"exact": exact_reward, "arithmetic": arithmetic_reward}
-    | {"countdown": countdown_reward, "math": math_reward}
-    | _CODE
+    {
+        "exact": exact_reward,
+        "arithmetic": arithmetic_reward,
+        "countdown": countdown_reward,
+        "math": math_reward,
+        **_CODE,
+    }
 )
 
 CODE_REWARDS = tuple(_CODE)

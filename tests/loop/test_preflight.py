@@ -105,11 +105,15 @@ def test_overlong_prompts_are_dropped_if_asked_for(place):
         (["task.reward=nowhere:reward"], "reward 'nowhere:reward': cannot import 'nowhere'"),
         (
             ["task.reward=[{name: exact, weight: 1}, {name: exakt, weight: 1}]"],
-            "task.reward: reward is 'exakt'; possible: exact, arithmetic, countdown, math or module:function",
+            "task.reward: reward is 'exakt'; possible: exact, arithmetic, countdown, math, code, code_",
         ),
         (
             ["task.reward=[{name: 'my_rewards:fine', weight: 1}, {name: 'my_rewards:raises', weight: 1}]"],
             "reward 'my_rewards:raises' fails for train.jsonl:1: problem 0 ",
+        ),
+        (
+            ["task.reward=code", "task.unsafe_sandbox=true"],
+            "train.jsonl:1: problem 0: its answer has no tests that can be read: possible: inputs and ",
         ),
         (["model.attention=cudnn"], "model.attention: cudnn needs a GPU, this machine has a CPU; use auto"),
         (["model.attention=splash"], "model.attention: splash needs a TPU, this machine has a CPU; use auto"),

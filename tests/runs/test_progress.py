@@ -35,8 +35,10 @@ def test_responses_that_could_not_be_scored_are_printed(capsys):
     assert capsys.readouterr().out == ""
     progress.say_unscored("stage 0", {"ok": 7, "timeout": 1}, {"timeout": "problem 3: no verdict"})
     progress.say_unscored("stage 1", {"error": 2, "invalid": 3}, {})
+    progress.say_unscored("stage 2", {"ok": 1, "wrong_answer": 2}, {})
     assert capsys.readouterr().out.splitlines() == [
         "stage 0: 1 answer could not be scored; a failed reward counts as 0: timeout × 1 (problem 3: no "
         "verdict)",
         "stage 1: 5 answers could not be scored; a failed reward counts as 0: error × 2, invalid × 3",
+        "stage 2: why answers are wrong: wrong_answer × 2",
     ]

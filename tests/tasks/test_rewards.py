@@ -93,8 +93,9 @@ def test_votes_are_counted_by_value():
 
 def test_every_reward_can_tell_a_response_without_an_answer():
     empty = {"exact": " ", "arithmetic": "1+1+0=02; ", "countdown": "#### 2*(3+", "math": "no idea"}
+    empty |= {"code": "print(1)", "code_partial": "```python\n```"}
     assert empty.keys() == REWARDS.keys() == ANSWER_READERS.keys()
-    assert [ANSWER_READERS[name](text) for name, text in empty.items()] == [None] * 4
+    assert [ANSWER_READERS[name](text) for name, text in empty.items()] == [None] * 6
     assert ANSWER_READERS["exact"](" so ") == "so"
     assert ANSWER_READERS["countdown"]("#### (3 + 4)*2 = 14") == "(3+4)*2"
 
@@ -109,7 +110,10 @@ def test_rewards_are_loaded_by_name():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("maths", "reward is 'maths'; possible: exact, arithmetic, countdown, math or module:function"),
+        (
+            "maths",
+            "reward is 'maths'; possible: exact, arithmetic, countdown, math, code, code_partial or",
+        ),
         (
             "no_such_module:f",
             "reward 'no_such_module:f': cannot import 'no_such_module': ModuleNotFoundError",

@@ -28,6 +28,10 @@ def enter_namespaces() -> int:
         _call("unshare", _NEW_OTHERS)
         return _FIRST_USER + os.getpid()
     except PermissionError:
+        if user == 0:  # root of a container; as another user, because user 0 has no limit of processes
+            user = group = _FIRST_USER + os.getpid()
+            _become(user)
+            _call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, without which /proc/self is not ours
         _call("unshare", _NEW_USER | _NEW_OTHERS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
@@ -78,13 +82,17 @@ def _show(path: str) -> None:
 def drop_privileges(user: int) -> None:
     """Become `user` for ever, without capabilities, and deny other processes to trace this one."""
     if os.getuid() != user:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        _become(user)
     header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _call("capset", header, nothing)
     _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     _call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
 
 
 def die_with_parent() -> None:

@@ -31,6 +31,17 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cach
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"
 )
+_PROBE = """
+import os, time
+try:
+    for _ in range(8):
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+    print("the number of processes is not limited:")
+except OSError:
+    print("limited")
+"""
 
 
 @dataclass(frozen=True)
@@ -97,8 +108,12 @@ def check_sandbox(*, unsafe: bool = False) -> None:
 
 @functools.cache
 def isolation_mode() -> str | None:
-    """Return the way in which programs are isolated here: `bwrap`, `namespaces`, or None if none works."""
-    for mode in ("bwrap", "namespaces"):
+    """Return the way in which programs are isolated here: `bwrap`, `namespaces`, or None if none works.
+
+    root tries its own namespaces first, because in bubblewrap it stays the user 0, for whom the kernel does
+    not limit the number of processes.
+    """
+    for mode in ("namespaces", "bwrap") if os.geteuid() == 0 else ("bwrap", "namespaces"):
         if _problem(mode) is None:
             return mode
     return None
@@ -106,16 +121,16 @@ def isolation_mode() -> str | None:
 
 @functools.cache
 def _problem(mode: str) -> str | None:
-    """Run a small program in this way; return why that fails, or None."""
+    """Run a program in this way that tries to exceed the limit of processes; return why it fails, or None."""
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
     if mode == "bwrap" and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     try:
-        outcome = next(_outcomes("print(1)", [{"stdin": ""}], Limits(time_s=20.0), mode))
+        outcome = next(_outcomes(_PROBE, [{"stdin": ""}], Limits(time_s=20.0, processes=3), mode))
     except SandboxError as error:
         return str(error)
-    return None if outcome.output == "1\n" else f"{outcome.status}: {outcome.detail}"
+    return None if outcome.output == "limited\n" else f"{outcome.output} {outcome.detail}".strip()
 
 
 def _refuse() -> str:
