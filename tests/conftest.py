@@ -22,8 +22,8 @@ from fake_gcs import FakeGcs
 TOGETHER = tuple(
     f"/test_{name}.py"
     for name in (
-        *("behaviors", "cli", "distributed", "page", "planning", "resume", "sampler", "samples", "stages"),
-        *("tpu", "update_statistics", "update_step"),
+        *("behaviors", "cli", "distributed", "lag", "page", "planning", "resume", "sampler", "samples"),
+        *("stages", "tpu", "update_statistics", "update_step"),
     )
 )
 
