@@ -84,11 +84,15 @@ def _tiny_values(task: str) -> dict[str, Any]:
 
     from mugrpo_jax.config import ConfigError, shipped_configs
 
-    if task not in _TINY_TASKS:
-        known = ", ".join(_TINY_TASKS)
-        raise ConfigError(f"--task {task}: the tiny model can only read {known}; name another --model")
+    own = task.endswith((".jsonl", ".parquet"))
+    if task not in _TINY_TASKS and not own:
+        raise ConfigError(
+            f"--task {task}: the tiny model reads only digits and + - = , ; so possible are "
+            f"{', '.join(_TINY_TASKS)} and a .jsonl or .parquet file of such problems; or name another "
+            "--model"
+        )
     values = yaml.safe_load(shipped_configs.files()["arithmetic"].read_text(encoding="utf-8"))
-    values["task"] = {"name": task, "options": _TINY_TASKS[task]}
+    values["task"] = _task(task) if own else {"name": task, "options": _TINY_TASKS[task]}
     values["sampling"]["max_prompt_tokens"] = 16
     return values
 

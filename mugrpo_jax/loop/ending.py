@@ -16,8 +16,9 @@ def ending(config: RunConfig, folder: Path) -> str:
     records = list(read_journal(folder / "metrics.jsonl"))
     updates = sum(record["kind"] == "update" for record in records)
     spent = sum(record.get("seconds", {}).get("elapsed", 0.0) for record in records)
+    stages = "1 stage" if len(config.stages) == 1 else f"{len(config.stages)} stages"
     lines = {
-        "finished": f"{folder}: {len(config.stages)} stages, {updates:,} updates, in {duration(spent)}",
+        "finished": f"{folder}: {stages}, {updates:,} updates, in {duration(spent)}",
         "start": recorded_start(records),
         "accuracy": _change(
             [

@@ -63,10 +63,11 @@ def say_equal_groups(what: str, equal: int, groups: int, reward: float) -> None:
     `reward` is the mean reward of all responses.
     """
     if 2 * equal > groups:
+        kind = "harder problems" if reward > 0.5 else "easier problems, a warm start"
         say(
             f"{what}: in {equal:,} of {groups:,} groups all responses have the same reward (mean of all: "
-            f"{reward:.3f}), and these groups teach nothing; use easier or harder problems, a finer reward, "
-            "or more batch.responses_per_prompt"
+            f"{reward:.3f}), and these groups teach nothing; use {kind}, a finer reward, or more "
+            "batch.responses_per_prompt"
         )
 
 

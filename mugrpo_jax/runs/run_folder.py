@@ -102,8 +102,18 @@ def differences(folder: Path, config: RunConfig) -> list[str]:
 def _differing(path: Path, config: RunConfig, free: Collection[str] = ()) -> list[str]:
     """Return the keys in which the config at `path` differs, except those in `free` or left to us."""
     free = {*free, *_left_to_us(config)}
-    there, here = (run.fixed_settings() | {"mesh": None} for run in (configs.load(path), config))
-    return [key for key in configs.differing_keys(there, here) if key.split(" ")[0] not in free]
+    stored = configs.load(path)
+    there, here = (run.fixed_settings() | {"mesh": None} for run in (stored, config))
+    fixed = _by_name(configs.differing_keys(there, here))
+    # A setting that is fixed in only one of the two is None in the other; its value may be the same in both.
+    values = _by_name(configs.differing_keys(configs.to_dict(stored), configs.to_dict(config)))
+    named = {name: values.get(name, text) for name, text in fixed.items() if name not in free}
+    return [text for name, text in named.items() if name in values or "None" not in text]
+
+
+def _by_name(differing: list[str]) -> dict[str, str]:
+    """Return {key: text} for the texts of `differing_keys`."""
+    return {text.split(" ")[0]: text for text in differing}
 
 
 def _move_leftovers(folder: Path) -> None:

@@ -73,13 +73,16 @@ def test_init_takes_a_model_and_a_task_or_a_file(call):
     assert config.task.name == "dataset" and config.task.options["train"] == "my data.jsonl"
     task, _ = preflight._local_task(config)
     assert [problem.prompt for problem in task.train] == ["1+1="]
+    assert call("init", "c.yaml", "--task", "my data.jsonl")[0] == 0
+    config = configs.load("c.yaml")
+    assert (config.model.source, config.task.options["train"]) == ("tiny", "my data.jsonl")
 
 
 def test_init_never_overwrites_and_writes_nothing_on_an_error(call):
     Path("mine.yaml").write_text("seed: 1\n")
     for arguments, message in (
         (["mine.yaml"], "mine.yaml: exists already and is not overwritten; name another file"),
-        (["a.yaml", "--task", "gsm8k"], "--task gsm8k: the tiny model can only read arithmetic, chains;"),
+        (["a.yaml", "--task", "gsm8k"], "--task gsm8k: the tiny model reads only digits and + - = , ;"),
         (["a.yaml", "--model", "x/y", "--task", "gsm9k"], "--task gsm9k: unknown; possible: arithmetic,"),
         (["a.yaml", "--model", "x/y", "--task", "math500"], "--task math500: unknown; possible: arithmetic,"),
         (["a.yaml", "--model", "x/y", "--task", "no.jsonl"], "--task no.jsonl: no such file"),

@@ -25,9 +25,13 @@ def test_a_stage_with_mostly_equal_rewards_says_so(capsys):
     progress.say_equal_groups("stage 0", 32, 64, 0.5)
     assert capsys.readouterr().out == ""
     progress.say_equal_groups("stage 0", 33, 64, 0.02)
-    assert capsys.readouterr().out.startswith(
+    shown = capsys.readouterr().out
+    assert shown.startswith(
         "stage 0: in 33 of 64 groups all responses have the same reward (mean of all: 0.020), and these"
     )
+    assert "easier problems" in shown
+    progress.say_equal_groups("stage 0", 33, 64, 0.98)
+    assert "use harder problems" in capsys.readouterr().out
 
 
 def test_responses_that_could_not_be_scored_are_printed(capsys):

@@ -27,6 +27,17 @@ def test_a_run_may_continue_with_other_display_settings_and_nothing_else(tmp_pat
         RunFolder(tmp_path, configs.load(None, ["seed=1"]))
 
 
+def test_a_setting_that_only_one_of_two_configs_fixes_is_no_difference(tmp_path):
+    refuse = ["sampling.max_prompt_tokens=16"]
+    RunFolder(tmp_path, configs.load(None, refuse))
+    record(tmp_path)
+    (tmp_path / "rollouts" / "stage_000").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        RunFolder(tmp_path, configs.load(None, [*refuse, "sampling.overlong_prompts=drop"]))
+    assert "overlong_prompts ('refuse' there, 'drop' here)" in str(caught.value)
+    assert "max_prompt_tokens" not in str(caught.value)
+
+
 def test_a_run_that_is_older_than_a_key_continues_with_its_default(tmp_path):
     folder = RunFolder(tmp_path, configs.load(None)).folder
     path = folder / "config.yaml"
