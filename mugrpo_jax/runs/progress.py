@@ -1,5 +1,6 @@
 """Print the progress of a run: progress bars with a few numbers, and lines of text between them."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,9 +73,13 @@ def say_equal_groups(what: str, equal: int, groups: int, reward: float) -> None:
 
 
 def bar(total: int, title: str, unit: str, initial: int = 0, *, quiet: bool = False) -> Any:
-    """Return a progress bar that only process 0 shows, and nobody if `quiet`."""
+    """Return a progress bar that only process 0 shows, and nobody if `quiet`.
+
+    In a log file, where every redrawn bar stays, it is drawn every 10 seconds.
+    """
     quiet |= jax.process_index() > 0
-    return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=0.5)
+    seconds = 0.5 if sys.stderr.isatty() else 10.0
+    return tqdm(total=total, desc=title, unit=unit, initial=initial, disable=quiet, mininterval=seconds)
 
 
 def say(text: str) -> None:
