@@ -45,7 +45,7 @@ _RESULTS: tuple[_Maker, ...] = (
 
 
 def programs(
-    *, seed: int = 0, difficulty: int = 1, train: int = 100_000, test: int = 64, chat: bool = True
+    *, seed: int = 0, difficulty: int = 1, train: int = 100_000, test: int = 32, chat: bool = True
 ) -> Task:
     """Make a task whose problems ask for a function with `difficulty` (1 to 3) changes of a list.
 
