@@ -36,7 +36,7 @@ from decode_parts import ablate
 from generate_cases import CASES, SMALL, Case, limit_seconds, plan_for, requests_for, say
 from torch_generate import measure_torch
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import cast, create, token_logprobs
 from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.sampling import Sampler, SamplerPlan

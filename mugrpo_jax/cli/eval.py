@@ -72,9 +72,9 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo eval` with the parsed arguments."""
     from mugrpo_jax import evaluation
+    from mugrpo_jax.compiling.compile_cache import use_compile_cache
     from mugrpo_jax.evaluation.benchmarks import benchmark, default_settings, named_tasks, run_config
     from mugrpo_jax.runs import progress
-    from mugrpo_jax.runs.compile_cache import use_compile_cache
 
     use_compile_cache()
     config = run_config(arguments.model)

@@ -44,7 +44,7 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo generate` with the parsed arguments."""
-    from mugrpo_jax.runs.compile_cache import use_compile_cache
+    from mugrpo_jax.compiling.compile_cache import use_compile_cache
     from mugrpo_jax.sampling import generate, generate_file, sampling_settings
     from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
     from mugrpo_jax.setup.trained_model import chosen_step, load_any_model

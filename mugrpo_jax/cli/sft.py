@@ -23,8 +23,8 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo sft` with the parsed arguments."""
+    from mugrpo_jax.compiling.compile_cache import use_compile_cache
     from mugrpo_jax.loop import stages
-    from mugrpo_jax.runs.compile_cache import use_compile_cache
 
     with shared.join_hosts(arguments):
         config = shared.load_config(arguments)

@@ -51,9 +51,9 @@ def plan_and_train(
     """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks."""
     import jax
 
+    from mugrpo_jax.compiling.compile_cache import use_compile_cache
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, fitting_config, plan_run
-    from mugrpo_jax.runs.compile_cache import use_compile_cache
     from mugrpo_jax.runs.run_folder import keep_choices
     from mugrpo_jax.runs.start_times import process_start
 

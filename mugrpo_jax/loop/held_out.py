@@ -6,10 +6,10 @@ import time
 import jax
 
 from mugrpo_jax import distributed, evaluation
+from mugrpo_jax.compiling.compile_clock import compile_clock
 from mugrpo_jax.loop.failed_rewards import answer_reader, check_failed
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.compile_clock import compile_clock
 from mugrpo_jax.setup.sizes import evaluation_settings
 from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from mugrpo_jax.runs.compile_clock import compile_clock
+from mugrpo_jax.compiling.compile_clock import compile_clock
 
 _AHEAD = 2  # updates that the host may dispatch before it reads the metrics of an earlier one
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from mugrpo_jax import distributed
+from mugrpo_jax.compiling.compile_clock import compile_clock
 from mugrpo_jax.files import to_path
 from mugrpo_jax.loop.resume import leave_if_stopped, save
 from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.rollouts import ReferenceFolder, RolloutFolder, read_groups
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.compile_clock import compile_clock
 from mugrpo_jax.runs.run_folder import reference_folder
 from mugrpo_jax.setup.reference_policy import check_start, load_reference
 from mugrpo_jax.training import Cursor, ResponseScorer, TrainState

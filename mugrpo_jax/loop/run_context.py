@@ -15,7 +15,7 @@ import jax
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mugrpo_jax import distributed
+from mugrpo_jax.compiling.compile_clock import compile_clock
 from mugrpo_jax.config.behaviors import CURRENT, Behavior, assign
 from mugrpo_jax.loop.failed_rewards import answer_reader
 from mugrpo_jax.loop.run_context import RunContext
@@ -25,7 +26,6 @@ from mugrpo_jax.rollouts.generate_rollouts import (
 )
 from mugrpo_jax.rollouts.shard_writer import ShardFolder
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.compile_clock import compile_clock
 from mugrpo_jax.sampling import Sampler
 from mugrpo_jax.setup.sizes import rollout_settings
 from mugrpo_jax.training import TrainState

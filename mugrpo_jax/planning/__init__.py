@@ -9,7 +9,7 @@ from mugrpo_jax.planning.compile_run import check_memory as check_memory
 from mugrpo_jax.planning.compile_run import compile_plan as compile_plan
 from mugrpo_jax.planning.compile_run import fitting_config as fitting_config
 from mugrpo_jax.planning.compiled_plan import CompiledPlan as CompiledPlan
+from mugrpo_jax.planning.make_plan import plan_run as plan_run
 from mugrpo_jax.planning.program_list import check_loss as check_loss
-from mugrpo_jax.planning.run_plan import Memory as Memory
+from mugrpo_jax.planning.run_memory import Memory as Memory
 from mugrpo_jax.planning.run_plan import RunPlan as RunPlan
-from mugrpo_jax.planning.run_plan import plan_run as plan_run

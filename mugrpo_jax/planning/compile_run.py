@@ -16,10 +16,12 @@ from mugrpo_jax.config import ConfigError, RunConfig, changed
 from mugrpo_jax.planning.call_time import Assumptions
 from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
+from mugrpo_jax.planning.make_plan import plan_run
 from mugrpo_jax.planning.program_list import programs_of
 from mugrpo_jax.planning.proposal import nearest_fit
-from mugrpo_jax.planning.run_plan import RunPlan, human, plan_run
+from mugrpo_jax.planning.run_plan import RunPlan
 from mugrpo_jax.planning.side_by_side import compile_programs
+from mugrpo_jax.planning.units import human
 from mugrpo_jax.setup.devices import local_device
 from mugrpo_jax.setup.initial_model import run_model_shape
 

@@ -8,7 +8,8 @@ from mugrpo_jax.planning.call_time import Assumptions, CallTime, call_time
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.program_table import COLUMNS, program_dict, program_table
 from mugrpo_jax.planning.programs import CompiledProgram
-from mugrpo_jax.planning.run_plan import RunPlan, human, human_share
+from mugrpo_jax.planning.run_plan import RunPlan
+from mugrpo_jax.planning.units import human, human_share
 
 
 @dataclasses.dataclass(frozen=True)

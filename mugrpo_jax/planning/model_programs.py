@@ -22,7 +22,7 @@ from mugrpo_jax.models.lora import stack_merger
 from mugrpo_jax.models.sharding import MESH_AXES, placed
 from mugrpo_jax.models.weights import abstract_params, params_maker
 from mugrpo_jax.planning.programs import Program, UpdatePrograms
-from mugrpo_jax.planning.run_plan import abstract_reference, bytes_on_device
+from mugrpo_jax.planning.run_memory import abstract_reference, bytes_on_device
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import sampler_shardings
 from mugrpo_jax.setup.devices import layout_maker, loading_mesh, sender

@@ -6,7 +6,7 @@ from typing import Any
 
 from mugrpo_jax.planning.call_time import CallTime
 from mugrpo_jax.planning.programs import CompiledProgram
-from mugrpo_jax.planning.run_plan import human
+from mugrpo_jax.planning.units import human
 from mugrpo_jax.runs.text_table import text_table
 
 _HEADER = ["program", "beside", "arguments", "outputs", "temporary", "peak"]

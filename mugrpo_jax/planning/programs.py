@@ -17,7 +17,7 @@ from mugrpo_jax.models import Decoder, ModelConfig
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.planning.chips import Chip, Topology
 from mugrpo_jax.planning.program_cost import Cost, HloProgram
-from mugrpo_jax.planning.run_plan import abstract_reference, abstract_state, bytes_on_device, kept_reference
+from mugrpo_jax.planning.run_memory import abstract_reference, abstract_state, bytes_on_device, kept_reference
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_prefill

@@ -6,8 +6,9 @@ from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
+from mugrpo_jax.planning.make_plan import plan_run
 from mugrpo_jax.planning.program_list import programs_of
-from mugrpo_jax.planning.run_plan import RunPlan, plan_run
+from mugrpo_jax.planning.run_plan import RunPlan
 from mugrpo_jax.planning.side_by_side import compile_programs
 
 

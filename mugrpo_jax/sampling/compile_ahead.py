@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.sampling.engine import decode_name, insert_name, prefill_name
 from mugrpo_jax.sampling.programs import lower_decode, lower_insert, lower_prefill
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan

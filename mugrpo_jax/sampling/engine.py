@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Cache, Decoder
 from mugrpo_jax.sampling.programs import (
     Emitted,

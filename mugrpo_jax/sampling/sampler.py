@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Decoder
 from mugrpo_jax.sampling.engine import Engine
 from mugrpo_jax.sampling.requests import Request, Response

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, Tokenizer, random_params
 from mugrpo_jax.rollouts import Buckets

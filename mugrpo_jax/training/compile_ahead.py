@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.models.sharding import batch_sharding
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.training.state import TrainState

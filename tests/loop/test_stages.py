@@ -12,7 +12,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, rollouts
-from mugrpo_jax.compiled_programs import CompiledPrograms, in_background
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms, in_background
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
 from mugrpo_jax.loop.pending_metrics import PendingMetrics

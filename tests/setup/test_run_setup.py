@@ -11,7 +11,7 @@ import pytest
 from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.planning import run_plan
+from mugrpo_jax.planning import make_plan
 from mugrpo_jax.sampling.programs import sampling_params
 from mugrpo_jax.setup import sizes
 from mugrpo_jax.setup.devices import copy_on_host, local_device, sampling_mesh
@@ -59,9 +59,9 @@ def test_memory_is_asked_of_a_device_of_this_host(setup, monkeypatch):
     mesh = types.SimpleNamespace(devices=np.array(chips, object).reshape(1, 4, 1))
     assert local_device(mesh) is chips[2]
     asked = []
-    monkeypatch.setattr(run_plan, "local_device", lambda mesh: mesh.devices.flat[3])
-    monkeypatch.setattr(run_plan, "free_memory", lambda device: asked.append(device) or 10**9)
-    run_plan.plan_run(setup.config, setup.model.config, setup.mesh)
+    monkeypatch.setattr(make_plan, "local_device", lambda mesh: mesh.devices.flat[3])
+    monkeypatch.setattr(make_plan, "free_memory", lambda device: asked.append(device) or 10**9)
+    make_plan.plan_run(setup.config, setup.model.config, setup.mesh)
     assert asked == [setup.mesh.devices.flat[3]]
 
 

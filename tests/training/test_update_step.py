@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mugrpo_jax import models, objectives, rollouts, training
-from mugrpo_jax.compiled_programs import CompiledPrograms
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import OptimizerSection
 
 MODEL = models.ModelConfig(

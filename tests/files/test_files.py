@@ -9,6 +9,7 @@ import time
 import pytest
 
 from mugrpo_jax import files
+from mugrpo_jax.files import line_files, storage
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
@@ -38,7 +39,7 @@ def test_the_old_file_stays_when_writing_fails(tmp_path, monkeypatch, step):
 
 def test_the_text_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(files, "flush", lambda path: calls.append(("flush", path.read_text())))
+    monkeypatch.setattr(storage, "flush", lambda path: calls.append(("flush", path.read_text())))
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append(("replace", "")), replace(*paths)))
     files.write_atomically(tmp_path / "a", "text")
@@ -106,7 +107,7 @@ def test_lines_in_a_bucket_are_uploaded_when_asked_and_after_a_while(bucket, mon
     assert not path.exists()  # an upload for every line would be slow
     file.sync()
     assert path.read_bytes() == b"1\n"
-    monkeypatch.setattr(files, "UPLOAD_S", 0.0)
+    monkeypatch.setattr(line_files, "UPLOAD_S", 0.0)
     again = files.LineFile(path)  # as after a restart
     again.append("2\n")
     assert list(files.read_json_lines(path)) == [(1, 1), (2, 2)]

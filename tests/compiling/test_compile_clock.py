@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mugrpo_jax.compiling.compile_clock import CompileClock, compile_clock
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
-from mugrpo_jax.runs.compile_clock import CompileClock, compile_clock
 
 
 def test_what_overlaps_counts_once():

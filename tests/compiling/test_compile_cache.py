@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from mugrpo_jax.runs.compile_cache import use_compile_cache
+from mugrpo_jax.compiling.compile_cache import use_compile_cache
 
 SETTINGS = (
     "jax_compilation_cache_dir",

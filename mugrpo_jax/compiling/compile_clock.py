@@ -5,7 +5,7 @@ import time
 
 import jax
 
-from mugrpo_jax.compiled_programs import WAIT_EVENT, in_background
+from mugrpo_jax.compiling.compiled_programs import WAIT_EVENT, in_background
 
 _EVENTS = "/jax/core/compile/"
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mugrpo_jax.compiled_programs import CompiledPrograms, in_background
+from mugrpo_jax.compiling.compiled_programs import CompiledPrograms, in_background
 
 FOUR = jax.ShapeDtypeStruct((4,), jnp.float32)
 
