@@ -155,7 +155,8 @@ def weights(config: Any, shape: Any, mesh: Any) -> tuple[Any, Any]:
     if config.lora.base_dtype == "int8":
         quantised(params)
     model = trainable_model(config, decoder)
-    return BaseWeights(model, params, mesh), models.random_params(model, mesh=mesh)  # type: ignore[arg-type]
+    assert isinstance(model, models.LoraDecoder)
+    return BaseWeights(model, params, mesh), models.random_params(model, mesh=mesh)
 
 
 def sample(setup: Any, state: Any) -> dict[str, Any]:

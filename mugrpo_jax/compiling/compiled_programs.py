@@ -82,7 +82,7 @@ class CompiledPrograms:
             compiled = future.result()
         except CancelledError:
             return None
-        except Exception as error:  # whatever it is, the program can still be compiled in the usual way
+        except Exception as error:  # the run can go on: the program is compiled when it is needed
             self._failed(name, error)
             return None
         waited = time.monotonic() - started

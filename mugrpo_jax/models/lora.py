@@ -44,10 +44,11 @@ class LoraDecoder:
     targets: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        layers: Any = self.decoder.weights()["layers"]
         for target in self.targets:
             if target not in TARGETS:
                 raise ValueError(f"unknown target {target!r}; possible: {', '.join(TARGETS)}")
-            _, rows, columns = self.decoder.weights()["layers"][TARGETS[target]].shape  # type: ignore[index, union-attr]
+            _, rows, columns = layers[TARGETS[target]].shape
             if not 1 <= self.rank <= min(rows, columns):
                 raise ValueError(
                     f"rank {self.rank} does not fit {target}, a matrix of {rows} × {columns}; "

@@ -154,8 +154,8 @@ def _export_programs(updates: UpdatePrograms) -> Iterator[Program]:
         functools.partial(tensor_gatherer(leaf.sharding).lower, leaf, layer),
     )
     if isinstance(model, LoraDecoder):
-        name = max(model.weights()["layers"], key=lambda name: weights["layers"][name].size)  # type: ignore[arg-type]
         adapters = abstract_params(model)
+        name = max(adapters["layers"], key=lambda name: weights["layers"][name].size)
         adapter = placed(adapters, param_sharding(mesh, model, adapters))["layers"][name]
         matrix = weights["layers"][name]
         merger = stack_merger(model, name, matrix, matrix.dtype)

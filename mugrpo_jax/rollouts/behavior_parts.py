@@ -20,11 +20,9 @@ import msgpack
 from mugrpo_jax.files import is_remote
 from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
 from mugrpo_jax.rollouts.rollout_folder import (
-    RolloutError,
     RolloutFolder,
-    read_json,
+    holds_records,
     read_records,
-    sha256,
     write_records,
 )
 
@@ -87,15 +85,7 @@ class PartFolder:
         return {**self.stage.identity, "source": self.source}
 
     def _valid(self, shard: int) -> bool:
-        path = self.path(shard)
-        summary = path.with_suffix(".json")
-        if not path.exists() or not summary.exists():
-            return False
-        try:
-            found = read_json(summary)
-        except RolloutError:  # damaged like a file with a wrong checksum
-            return False
-        return found == {"identity": self._identity, "sha256": sha256(path)}
+        return holds_records(self.path(shard), {"identity": self._identity})
 
 
 def join_parts(

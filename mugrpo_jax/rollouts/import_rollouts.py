@@ -24,7 +24,7 @@ _PROMPTS_PER_SHARD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """The stage that was made, the system that wrote the files, and what was left out and why."""
+    """The result of an import: the new stage, who wrote the files, and the rows left out with the reason."""
 
     stage: RolloutFolder
     system: str

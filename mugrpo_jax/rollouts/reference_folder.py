@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.rollouts.rollout_folder import (
-    RolloutError,
     RolloutFolder,
+    holds_records,
     read_json,
-    sha256,
     write_records,
 )
 
@@ -55,12 +54,4 @@ class ReferenceFolder:
         return {"identity": dict(self.identity), "shard_sha256": summary["sha256"]}
 
     def _valid(self, shard: int) -> bool:
-        path = self.path(shard)
-        summary = path.with_suffix(".json")
-        if not path.exists() or not summary.exists():
-            return False
-        try:
-            found = read_json(summary)
-        except RolloutError:  # damaged like a file with a wrong checksum
-            return False
-        return found == {**self._origin(shard), "sha256": sha256(path)}
+        return holds_records(self.path(shard), self._origin(shard))

@@ -244,6 +244,18 @@ def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, An
     publish(temporary, path)
 
 
+def holds_records(path: Path, summary: Mapping[str, Any]) -> bool:
+    """Return whether `write_records` wrote this file with this summary, and the file is not damaged."""
+    beside = path.with_suffix(".json")
+    if not path.exists() or not beside.exists():
+        return False
+    try:
+        found = read_json(beside)
+    except RolloutError:  # damaged like a file with a wrong checksum
+        return False
+    return found == {**summary, "sha256": sha256(path)}
+
+
 def read_manifest(path: Path, *, patience_s: float = 0.0) -> dict[str, Any]:
     """Return the manifest of a stage; raise `DamagedRollouts` if something in it is missing."""
     manifest = read_json(path, patience_s=patience_s)

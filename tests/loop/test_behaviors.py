@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from tiny_run import TINY_MODEL
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, planning
@@ -33,13 +34,9 @@ from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.setup.trained_model import load_any_model
 from mugrpo_jax.training import Cursor
 
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
+CONFIG = (
+    TINY_MODEL
+    + """\
 task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: own_rewards:short, scorers: 0}
 sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 16, prompts_per_shard: 2}
 batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 1, stages: 1,
@@ -49,6 +46,7 @@ evaluation: {problems: 0}
 report: {samples: 0}
 track_drift: false
 """
+)
 
 
 @pytest.fixture(scope="module")

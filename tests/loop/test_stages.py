@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import TINY_MODEL
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import models, rollouts
@@ -24,13 +25,9 @@ from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import CheckpointStore, UpdateStep
 
-CONFIG = """
-model:
-  source: tiny
-  tiny: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, intermediate_size: 24}
-  compute_dtype: float32
-  sampling_dtype: float32
-  remat: none
+CONFIG = (
+    TINY_MODEL
+    + """\
 task: {name: arithmetic, options: {difficulty: 1, train: 64, test: 4}, reward: run_rewards:short, scorers: 0}
 sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 16, prompts_per_shard: 8}
 batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 4, stages: 3,
@@ -42,6 +39,7 @@ checkpoints: {every: 5, keep_best: 0, keep_last: 9}
 report: {samples: 4}
 track_drift: false
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,10 @@ def run_test(request: dict[str, Any], test: dict[str, Any]) -> int:
     """Execute the program on one test; return the exit code."""
     _limit(request["limits"])
     sys.argv, sys.path = ["program.py"], [*sys.path, *request["packages"]]
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for descriptor, (stream, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        file = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115  # the program uses it
+        setattr(sys, stream, file)
+        setattr(sys, f"__{stream}__", file)
     name = "__main__" if "stdin" in test else "program"
     module = types.ModuleType(name)
     for own in ("isolation", "seccomp", "supervisor", "child"):
