@@ -6,6 +6,8 @@ Prints one JSON line per measurement:
     python scripts/bench_run.py                           # SmolLM2-135M shape, three kinds of lengths
     python scripts/bench_run.py --lengths chains          # one of them: short, chains or long-tailed
     python scripts/bench_run.py --share-prompts           # also with each prompt computed once for its group
+    python scripts/bench_run.py --profile                 # also the kernel times, of both
+    python scripts/bench_run.py --sweep                   # every setting that `auto` chooses between
     python scripts/bench_run.py --small                   # a tiny shape, to check that the script runs
 
 `bare` is the forward and backward pass of `bench_update.py`: full rows as long as the mean prompt with its
@@ -28,6 +30,7 @@ from typing import Any
 import bench_update
 import jax
 import numpy as np
+import profiling
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.config import OptimizerSection
@@ -97,17 +100,41 @@ def main() -> None:
     )
     parser.add_argument("--small", action="store_true", help="a tiny shape in float32")
     parser.add_argument("--share-prompts", action="store_true", help="measure batch.share_prompts as well")
+    parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
+    parser.add_argument("--sweep", action="store_true", help="measure several settings of the update")
     parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
     arguments = parser.parse_args()
     cases = {"small": SMALL} if arguments.small else {name: smollm2(name) for name in arguments.lengths}
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
     for name, case in cases.items():
-        bare = bench_update.measure(case.bare_rows(), case.dtype, repeats=5, peak=990e12)
+        bare = bench_update.measure(
+            case.bare_rows(), case.dtype, repeats=5, peak=990e12, profile=arguments.profile
+        )
         with tempfile.TemporaryDirectory() as folder:
             stage = make_stage(case, Path(folder))
-            for share in (False, True) if arguments.share_prompts else (False,):
-                whole = measure_whole(case, stage, share)
-                say(what="share", lengths=name, share_prompts=share, whole_of_bare=round(whole / bare, 4))
+            for variant in sweep(case) if arguments.sweep else [case]:
+                for share in (False, True) if arguments.share_prompts else (False,):
+                    whole = measure_whole(variant, stage, share, profile=arguments.profile)
+                    about = {"lengths": name, "share_prompts": share, **settings(variant)}
+                    say(what="share", **about, whole_of_bare=round(whole / bare, 4))
+
+
+def sweep(case: Case) -> list[Case]:
+    """The case with other settings of remat, layers and micro-batches; the first are its own."""
+    tokens = case.micro_tokens
+    return [
+        case,
+        *(dataclasses.replace(case, micro_tokens=count) for count in (tokens // 2, 2 * tokens)),
+        *(
+            dataclasses.replace(case, bare=dataclasses.replace(case.bare, remat=remat, scan=True))
+            for remat in ("none", "dots", "full")
+        ),
+    ]
+
+
+def settings(case: Case) -> dict[str, Any]:
+    layers = "scan" if case.bare.scan else "unroll"
+    return {"remat": case.bare.remat, "layers": layers, "micro_tokens": case.micro_tokens}
 
 
 def make_stage(case: Case, folder: Path) -> RolloutFolder:
@@ -167,7 +194,7 @@ def make_step(case: Case, share: bool) -> tuple[training.UpdateStep, training.Tr
     return training.UpdateStep(model, objectives.mu_grpo, optimizer, mesh, options, state=state), state
 
 
-def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:
+def measure_whole(case: Case, stage: RolloutFolder, share: bool, *, profile: bool = False) -> float:
     """Tokens per second of whole updates from disk; prints the parts."""
     step, state = make_step(case, share)
     kept = list(stream(case, stage, share))
@@ -215,6 +242,14 @@ def measure_whole(case: Case, stage: RolloutFolder, share: bool) -> float:
         tokens_per_second=round(tokens / whole),
     )
     say(what="parts", without_optimizer_and_disk_s=round(memory, 3), tokens_per_second=round(tokens / memory))
+    if profile:
+        few = kept[WARM_UP : WARM_UP + 2]
+
+        def run() -> None:
+            jax.block_until_ready([step.gradient(state, update)[0] for update in few])
+
+        for row in profiling.summary(run):
+            say(what="kernels of two updates", **row)
     return tokens / whole
 
 

@@ -60,7 +60,7 @@ def draw_methods(runs: Sequence[Run], path: Path) -> None:
     for column, rate in enumerate(columns):
         _draw_panels(axes[:, column], panels, [run for run in runs if run["rate"] == rate], METHODS)
         axes[0, column].set_title(f"learning rate {rate:g}", fontsize=10)
-        axes[1, column].set_xlabel("updates on one generation")
+        axes[1, column].set_xlabel("updates")
     for axis, label in zip(axes[:, 0], panels, strict=True):
         axis.set_ylabel(label)
     _finish(figure, path)

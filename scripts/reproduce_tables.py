@@ -41,6 +41,9 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
     """The lines that `draw` prints."""
     if runs and all(run["rate"] for run in runs):
         yield from rates.tables(runs)
+        for compare in (_time_table, _equal_accuracy_table):
+            if lines := list(compare(runs)):
+                yield from [*lines, ""]
     elif runs:
         for compare in (_comparison_table, _distance_table, _worst_table, _time_table):
             if lines := list(compare(runs)):
@@ -146,7 +149,7 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     a run that is long enough has a stage in which nothing is compiled.
     """
     whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
-    alone = [run for run in whole_stages if run["alone"] and run["updates"]]
+    alone = [run for run in whole_stages if _timed(run)]
     fresh = next((run for run in alone if run["arm"] == FRESH), None)
     if fresh is None or len(alone) < 2:
         return
@@ -161,6 +164,44 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
         by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
         mu = run["batch"]["updates_per_stage"]
         yield row_of(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
+
+
+def _timed(run: Run) -> bool:
+    """Whether the times of a run are valid: it had the GPU to itself, and it generated its own rollouts."""
+    spent = run["seconds"]
+    generated = "sample" in spent or "update" not in spent  # old files have no parts
+    return bool(run["alone"] and run["updates"] and generated)
+
+
+def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
+    """When each timed run first reaches the accuracy that all of them reach, as a mean of evaluations.
+
+    One evaluation is too noisy for this.
+    """
+    timed = [run for run in runs if _timed(run)]
+    fresh = {(run["seed"], run["rate"]) for run in timed if run["arm"] == FRESH}
+    timed = [run for run in timed if (run["seed"], run["rate"]) in fresh]
+    if len(timed) < 2:
+        return
+    level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in timed)
+    level = math.floor(100 * level) / 100
+    mean = f"mean of {rates.LAST} evaluations is {level:.2f} or more"
+    yield f"| arm | seed | η | {mean} | time until then, with compiling |"
+    yield f"|{'---|' * 5}"
+    for run in timed:
+        first = next(point for accuracy, point in _smoothed(run) if accuracy >= level)
+        when = f"after {first['updates']} updates", f"{first['clock']:.0f} s"
+        yield row_of(run["arm"], run["seed"], f"{run['rate']:g}", *when)
+
+
+def _smoothed(run: Run) -> list[tuple[float, dict[str, Any]]]:
+    """The mean accuracy of each evaluation and those before it, with the evaluation."""
+    points = run["evaluations"]
+    ends = range(rates.LAST, len(points) + 1)
+    return [
+        (float(np.mean([p["accuracy"] for p in points[end - rates.LAST : end]])), points[end - 1])
+        for end in ends
+    ]
 
 
 def _milliseconds(run: Run) -> tuple[float, ...]:

@@ -357,6 +357,33 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
     assert len(times) == 6
 
 
+def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
+    def run(arm, accuracy, **more):
+        points = [{"updates": 32 * i, "clock": 10.0 * i, "accuracy": a} for i, a in enumerate(accuracy)]
+        about = {
+            "arm": arm,
+            "seed": 1,
+            "rate": 5e-6,
+            "alone": True,
+            "updates": 128,
+            "seconds": {"sample": 9.0},
+        }
+        return about | {"evaluations": points} | more
+
+    fresh = run("grpo-mu4", [0.1, 0.2, 0.3, 0.4, 0.4])
+    spike = run("mu_grpo", [0.1, 0.1, 0.5, 0.1, 0.15])  # means of three: 0.233, 0.233, 0.25
+    others = [
+        run("mu_grpo", [0.1] * 5, alone=False),
+        run("mu_grpo", [0.1] * 5, seed=2),
+        run("mu_grpo-trigger", [0.1] * 5, seconds={"update": 1.0}),  # it replayed rollouts
+    ]
+    table = list(reproduce_tables._equal_accuracy_table([fresh, spike, *others]))
+    assert "0.25 or more" in table[0] and len(table) == 4
+    assert table[2] == "| grpo-mu4 | 1 | 5e-06 | after 96 updates | 30 s |"
+    assert table[3] == "| mu_grpo | 1 | 5e-06 | after 128 updates | 40 s |"
+    assert list(reproduce_tables._equal_accuracy_table([fresh, *others])) == []
+
+
 def test_the_quickest_stage_is_found_by_the_clock():
     _quickest = reproduce_tables._quickest
     lines = [{"updates": 32 * i, "clock": clock} for i, clock in enumerate((10, 11, 20, 21, 22), start=1)]
