@@ -175,7 +175,7 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
         stage_index=0,
         epochs=1,
         prompts_per_update=PROMPTS,
-        buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share),
+        buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share, fit_rows=True),
         advantage="std",
         aggregation="token_mean",
         max_response=case.lengths.longest,

@@ -15,6 +15,8 @@ from mugrpo_jax.models import plan_packing
 
 MicroBatch = dict[str, np.ndarray]
 
+_ROOM = (1.25, 1.5, 2.0, 3.0, 4.0)  # possible values of `Buckets.room`
+
 
 class Shape(NamedTuple):
     """The size of a micro-batch: `tokens` packed tokens, which attention pads to `rows` × `length`."""
@@ -30,19 +32,24 @@ class Buckets:
 
     Rows are packed without padding, so the cost of a micro-batch depends on its number of tokens. Only the
     cost of attention depends on the number and length of the padded rows. A shape has 2 · tokens / length
-    rows, because a row is filled by half on average, and twice as many rows if rows share prompts.
+    rows, because a row is filled by half on average, and twice as many rows if rows share prompts. Rows that
+    stay empty cost memory and time, so `fitted` chooses the number of rows from the lengths of a stage.
 
     Attributes:
       lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.
       tokens: maximum number of tokens in one micro-batch.
       parts: number of parts into which devices split a micro-batch; each part is packed by itself.
       share: if True, adjacent rows with the same prompt store the prompt once (the last token once per row).
+      fit_rows: if True, each stage calls `fitted`. Then the shapes are not known before the responses.
+      room: rows × length / tokens for each of the lengths; None for the values above.
     """
 
     lengths: tuple[int, ...]
     tokens: int
     parts: int = 1
     share: bool = False
+    fit_rows: bool = False
+    room: tuple[float, ...] | None = None
 
     def fit(self, length: int) -> int:
         """Return the smallest row length that holds `length` tokens."""
@@ -56,10 +63,32 @@ class Buckets:
         """Return the shapes of this row length with all, 1/2 and 1/4 of the tokens, if a full row fits."""
         share = max(self.tokens // self.parts, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
-        room = 4 if self.share else 2
+        room = self.room[self.lengths.index(length)] if self.room else self._usual_room
         return tuple(
-            Shape(self.parts * (room * tokens // length), length, self.parts * tokens) for tokens in shares
+            Shape(self.parts * int(room * tokens / length), length, self.parts * tokens) for tokens in shares
         )
+
+    @property
+    def _usual_room(self) -> int:
+        return 4 if self.share and not self.fit_rows else 2
+
+    def fitted(self, prompts: np.ndarray, responses: np.ndarray) -> "Buckets":
+        """Return the buckets with rows for these lengths, of prompts `[G]` and of their responses `[G, R]`.
+
+        There are a few possible numbers of rows, so that most stages of a run have the same shapes.
+
+        >>> Buckets((32, 64), 1024, fit_rows=True).fitted(np.array([10]), np.array([[40, 45]])).room
+        (2.0, 1.5)
+        """
+        rows = prompts[:, None] + responses
+        stored = responses + 1 + (prompts[:, None] - 1) / responses.shape[1] if self.share else rows
+        room = []
+        for shorter, length in zip((0, *self.lengths), self.lengths):
+            inside = stored[(rows > shorter) & (rows <= length)]
+            # Few rows are shorter than this. A micro-batch of only such rows is full before its tokens are.
+            needed = length / np.quantile(inside, 0.1) if inside.size else self._usual_room
+            room.append(next((size for size in _ROOM if size >= needed), _ROOM[-1]))
+        return dataclasses.replace(self, room=tuple(room))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -68,7 +97,7 @@ class Buckets:
 
 
 def plan_buckets(
-    longest: int, tokens: int, parts: int = 1, *, unit: int = 64, share: bool = False
+    longest: int, tokens: int, parts: int = 1, *, unit: int = 64, share: bool = False, fit_rows: bool = False
 ) -> Buckets:
     """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
 
@@ -79,7 +108,7 @@ def plan_buckets(
     lengths = [unit]
     while lengths[-1] < last:
         lengths.append(min(2 * lengths[-1], last))
-    return Buckets(tuple(lengths), tokens, parts, share)
+    return Buckets(tuple(lengths), tokens, parts, share, fit_rows)
 
 
 class Row(NamedTuple):

@@ -182,6 +182,8 @@ class UpdateStream:
         index = read_index(stage)
         reader = RowReader(stage, index.lengths.shape[1], reference, behaviors)
         arrange |= {"reference": reference is not None, "behaviors": bool(behaviors)}
+        if arrange["buckets"].fit_rows:
+            arrange["buckets"] = arrange["buckets"].fitted(index.prompts, index.lengths)
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]

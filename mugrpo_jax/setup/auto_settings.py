@@ -1,8 +1,9 @@
 """Choose the settings that a config leaves to us (`auto`) from the model's shape, the lengths and the memory.
 
-The rules come from one profile (H200, SmolLM2-135M, responses of 300 tokens): there, unrolled layers without
-remat were 7 % faster than a scan with remat `dots`. Micro-batches should be large, and an update should fill
-them. The memory of activations is an estimate; `planning` measures it with the compiler.
+The rules come from measurements on one H200 with SmolLM2-135M. There, unrolled layers without remat were 7 to
+13 % faster than a scan with remat `dots`, but took over a minute to compile for each shape of a micro-batch.
+Micro-batches should be large, and an update should fill them. The memory of activations is an estimate;
+`planning` measures it with the compiler.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ _USABLE = 0.8  # share of the memory; the estimate below is not exact
 _ENOUGH_TOKENS = 16_384  # on one device; fewer would not keep it busy
 _MOST_TOKENS = {"cpu": 8192}  # on one device; other platforms have `MOST_CHOSEN_TOKENS`
 _SMALL_MODEL = 10**9  # parameters; unrolled layers of larger models take minutes to compile
+_LONG_RUN = 1500  # seconds of updates in the whole run; in a shorter one, unrolling costs more than it saves
+_SPEED = 3e14  # FLOP/s of a device in the updates of a small model
 _LOGITS = 3 << 30  # bytes: one chunk of logits, its probabilities and its gradient
 
 
@@ -58,7 +61,9 @@ def choose_settings(
     share = tokens // estimate.parts * estimate.per_token(remat) / 1e9
     reasons = {
         "model.remat": f"activations take about {share:.3g} GB{free}",
-        "model.scan_layers": estimate.why_scan if scan else "unrolled layers are faster for a small model",
+        "model.scan_layers": estimate.why_scan
+        if scan
+        else "unrolled layers are faster for a small model and a long run",
         "batch.tokens_per_micro_batch": split,
     }
     values = {"model.remat": remat, "model.scan_layers": scan, "batch.tokens_per_micro_batch": tokens}
@@ -80,6 +85,9 @@ class _Estimate:
         self.longest = -(-longest // unit) * unit
         copies = 4 + (2 if config.track_drift else 0)  # weights, two moments, gradient; drift
         bytes_per_weight = 4 * copies + self.size * (2 + (config.proximal_dtype is not None))
+        updates = config.batch.updates_per_stage * config.batch.stages
+        flops = 6 * model.num_params * _mean_tokens(config) * updates
+        self.seconds = flops / (_SPEED * self.parts * self.tensor)
         shards = mesh.shape["fsdp"] * self.tensor
         logits = min(_LOGITS, 3 * 4 * model.vocab_size * self.longest)
         self.fixed = model.num_params * bytes_per_weight // shards + logits
@@ -103,15 +111,18 @@ class _Estimate:
     @property
     def may_unroll(self) -> bool:
         """Whether unrolled layers are worth their longer compilation."""
-        return self.platform == "gpu" and self.model.num_params <= _SMALL_MODEL
+        small = self.model.num_params <= _SMALL_MODEL
+        return self.platform == "gpu" and small and self.seconds >= _LONG_RUN
 
     @property
     def why_scan(self) -> str:
         """Say why layers are not unrolled."""
         if self.platform != "gpu":
             return "a scan over the layers compiles faster; unrolling them was faster on GPUs only"
-        if not self.may_unroll:
+        if self.model.num_params > _SMALL_MODEL:
             return "a scan over the layers compiles faster; unrolling them pays for small models only"
+        if not self.may_unroll:
+            return f"a scan over the layers compiles faster; the updates take only about {self.seconds:.0f} s"
         return "unrolled layers need remat=none, which does not fit into memory"
 
 

@@ -10,7 +10,7 @@ from mugrpo_jax.objectives import Statistics
 from mugrpo_jax.rollouts import Buckets, plan_buckets
 from mugrpo_jax.sampling import SamplerPlan, SamplingSettings, plan_sampler
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
-from mugrpo_jax.setup.devices import sampling_mesh
+from mugrpo_jax.setup.devices import local_device, sampling_mesh
 from mugrpo_jax.training import StepOptions
 
 
@@ -51,6 +51,8 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
         mesh.shape["data"] * mesh.shape["fsdp"],
         unit=batch.length_multiple,
         share=batch.share_prompts,
+        # On other platforms, the updates are compiled while the responses are sampled.
+        fit_rows=local_device(mesh).platform == "gpu",
     )
 
 

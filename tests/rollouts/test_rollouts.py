@@ -187,6 +187,40 @@ def test_hosts_read_only_their_own_rows_and_together_the_whole_update(stage, mon
     assert sum(counts) == rows and counts[0] < 0.6 * rows and max(counts[1:]) < 0.35 * rows
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_the_number_of_rows_follows_the_lengths_of_a_stage(tmp_path, share):
+    """Responses of 100 to 110 tokens, prompts of 40: at most a third of the rows is empty."""
+    rng = np.random.default_rng(0)
+
+    def group(index):
+        made = [
+            Rollout(np.full(n, index, np.int32), np.full(n, -0.5, np.float32), float(i % 2), "stop")
+            for i, n in enumerate(rng.integers(100, 111, 8))
+        ]
+        return Group(index, str(index), np.full(40, index, np.int32), tuple(made))
+
+    stage = RolloutFolder(tmp_path, {}, prompts=20, prompts_per_shard=20)
+    stage.write_shard(0, [group(i) for i in range(20)])
+    stage.commit()
+
+    def updates(fit_rows):
+        plan = rollouts.plan_buckets(160, 2048, unit=40, share=share, fit_rows=fit_rows)
+        return list(stream(stage, buckets=plan, prompts_per_update=10, epochs=1, max_response=120))
+
+    def taken(batch):
+        return int(batch["mask"].any(1).sum())
+
+    usual, fitted = updates(False), updates(True)
+    for before, after in zip(usual, fitted, strict=True):
+        assert rows(after) == rows(before) and after.denominator == before.denominator
+        assert len(after.micro_batches) == len(before.micro_batches)
+        full = [batch for batch in after.micro_batches if batch["tokens"].size == 2048]
+        assert full and all(len(batch["mask"]) <= 1.5 * taken(batch) for batch in full)
+    first, same_first = (update[0].micro_batches[0] for update in (usual, fitted))
+    assert len(first["mask"]) > (2.3 if share else 1.7) * taken(first)
+    assert first["tokens"].tobytes() == same_first["tokens"].tobytes()
+
+
 def test_a_damaged_index_is_made_again_from_the_summaries(stage):
     first = next(stream(stage))
     (stage.folder / "index.npz").write_bytes(b"")
