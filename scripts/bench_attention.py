@@ -55,7 +55,7 @@ def measure(name: str, lengths: bench_run.Lengths, tokens: int) -> None:
     for kind, count in {"exact": len(rows), "usual": 2 * tokens // longest}.items():
         count = max(count, len(rows))
         packing = models.plan_packing([*rows, *[0] * (count - len(rows))], (count, longest), tokens=tokens)
-        attend = functools.partial(copied, jax.tree.map(jnp.asarray, packing))
+        attend: Attend = functools.partial(copied, jax.tree.map(jnp.asarray, packing))
         say(kind, count, longest, seconds(attend, (1, tokens)))
     if jax.default_backend() != "gpu":
         return
