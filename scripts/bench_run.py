@@ -79,6 +79,7 @@ class Case:
     micro_tokens: int
     unit: int
     updates: int
+    fit_rows: bool = True  # `Buckets.fit_rows`
 
     def bare_rows(self) -> bench_update.Case:
         """The bare pass with rows of the mean length, and as many tokens at a time."""
@@ -90,8 +91,9 @@ class Case:
 SMALL = Case(bench_update.SMALL_CASE, "float32", Lengths(8, 4, 20, 56, 0.8), 2048, 16, 4)
 
 
-def smollm2(name: str) -> Case:
-    return Case(bench_update.CASES[1], "bfloat16", LENGTHS[name], 32_768, 64, 50)
+def smollm2(name: str, updates: int) -> Case:
+    bare = dataclasses.replace(bench_update.CASES[1], remat="none", scan=True)
+    return Case(bare, "bfloat16", LENGTHS[name], 32_768, 128, updates)
 
 
 def main() -> None:
@@ -102,9 +104,14 @@ def main() -> None:
     parser.add_argument("--share-prompts", action="store_true", help="measure batch.share_prompts as well")
     parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
     parser.add_argument("--sweep", action="store_true", help="measure several settings of the update")
+    parser.add_argument("--updates", type=int, default=50, help="updates to time for each kind of lengths")
     parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
     arguments = parser.parse_args()
-    cases = {"small": SMALL} if arguments.small else {name: smollm2(name) for name in arguments.lengths}
+    cases = (
+        {"small": SMALL}
+        if arguments.small
+        else {name: smollm2(name, arguments.updates) for name in arguments.lengths}
+    )
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
     for name, case in cases.items():
         bare = bench_update.measure(
@@ -121,20 +128,27 @@ def main() -> None:
 
 def sweep(case: Case) -> list[Case]:
     """The case with other settings of remat, layers and micro-batches; the first are its own."""
+
+    def other(remat: str, scan: bool, **changes: Any) -> Case:
+        return dataclasses.replace(
+            case, bare=dataclasses.replace(case.bare, remat=remat, scan=scan), **changes
+        )
+
     tokens = case.micro_tokens
     return [
         case,
         *(dataclasses.replace(case, micro_tokens=count) for count in (tokens // 2, 2 * tokens)),
-        *(
-            dataclasses.replace(case, bare=dataclasses.replace(case.bare, remat=remat, scan=True))
-            for remat in ("none", "dots", "full")
-        ),
+        dataclasses.replace(case, fit_rows=False),
+        other("dots", True),
+        other("dots", True, fit_rows=False),
+        other("none", False),
     ]
 
 
 def settings(case: Case) -> dict[str, Any]:
     layers = "scan" if case.bare.scan else "unroll"
-    return {"remat": case.bare.remat, "layers": layers, "micro_tokens": case.micro_tokens}
+    rows = "fitted" if case.fit_rows else "usual"
+    return {"remat": case.bare.remat, "layers": layers, "rows": rows, "micro_tokens": case.micro_tokens}
 
 
 def make_stage(case: Case, folder: Path) -> RolloutFolder:
@@ -175,7 +189,7 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
         stage_index=0,
         epochs=1,
         prompts_per_update=PROMPTS,
-        buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share, fit_rows=True),
+        buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share, fit_rows=case.fit_rows),
         advantage="std",
         aggregation="token_mean",
         max_response=case.lengths.longest,

@@ -234,9 +234,13 @@ def relative(found: jax.Array, exact: jax.Array) -> float:
 
 
 def measure_torch(case: Case, repeats: int, peak: float) -> None:
-    """The same shape with transformers on torch: bfloat16, SDPA attention, its own loss over full logits."""
+    """The same shape with transformers on torch: bfloat16, SDPA attention, its own loss over full logits.
+
+    Each kernel that torch has for SDPA is measured, with the larger micro-batch that fits of the two tried.
+    """
     try:
         import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         say(case=case.name, framework="transformers on torch", error=f"not installed ({error})")
@@ -245,25 +249,31 @@ def measure_torch(case: Case, repeats: int, peak: float) -> None:
     hf = to_hf(case.model)
     config = AutoConfig.for_model(hf.pop("model_type"), **hf)
     with torch.device(device):  # draw random weights on the device; the CPU takes minutes for it
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    for micro_rows in (max(case.rows // 16, 1), max(case.rows // 32, 1)):
-        tokens = torch.randint(0, case.model.vocab_size, (micro_rows, case.length), device=device)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    kernels = (
+        [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+        if device == "cuda"
+        else [SDPBackend.MATH]
+    )
+    for kernel, micro_rows in itertools.product(kernels, (case.rows // 16, case.rows // 32)):
+        about = {"kernel": kernel.name.lower(), "micro_rows": max(micro_rows, 1), "device": device}
+        tokens = torch.randint(0, case.model.vocab_size, (about["micro_rows"], case.length), device=device)
 
-        def run(tokens: Any = tokens, micro_rows: int = micro_rows) -> None:
+        def run(tokens: Any = tokens, kernel: Any = kernel) -> None:
             model.zero_grad(set_to_none=True)
-            for _ in range(case.rows // micro_rows):
-                model(input_ids=tokens, labels=tokens).loss.backward()
+            with sdpa_kernel(kernel):  # fails where torch has no such kernel for the shape
+                for _ in range(case.rows // len(tokens)):
+                    model(input_ids=tokens, labels=tokens).loss.backward()
             if device == "cuda":
                 torch.cuda.synchronize()
 
         try:
             run()
-        except torch.cuda.OutOfMemoryError:
+        except (torch.cuda.OutOfMemoryError, RuntimeError) as error:
+            say(case=case.name, framework="transformers on torch", **about, error=str(error)[:200])
             torch.cuda.empty_cache()
             continue
-        seconds = median_seconds(run, repeats)
-        report(case, "transformers on torch", seconds, peak, micro_rows=micro_rows, device=device)
-        return
+        report(case, "transformers on torch", median_seconds(run, repeats), peak, **about)
 
 
 def median_seconds(run: Any, repeats: int) -> float:

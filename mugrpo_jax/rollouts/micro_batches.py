@@ -15,7 +15,7 @@ from mugrpo_jax.models import plan_packing
 
 MicroBatch = dict[str, np.ndarray]
 
-_ROOM = (1.25, 1.5, 2.0, 3.0, 4.0)  # possible values of `Buckets.room`
+_ROOM = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)  # possible values of `Buckets.room`
 
 
 class Shape(NamedTuple):
