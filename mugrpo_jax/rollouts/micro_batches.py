@@ -15,7 +15,7 @@ from mugrpo_jax.models import plan_packing
 
 MicroBatch = dict[str, np.ndarray]
 
-_ROOM = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)  # possible values of `Buckets.room`
+_ROOM = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)  # possible values of `Buckets.room`, up to the usual one
 
 
 class Shape(NamedTuple):
@@ -70,12 +70,13 @@ class Buckets:
 
     @property
     def _usual_room(self) -> int:
-        return 4 if self.share and not self.fit_rows else 2
+        return 4 if self.share else 2
 
     def fitted(self, prompts: np.ndarray, responses: np.ndarray) -> "Buckets":
         """Return the buckets with rows for these lengths, of prompts `[G]` and of their responses `[G, R]`.
 
-        There are a few possible numbers of rows, so that most stages of a run have the same shapes.
+        There are a few possible numbers of rows, so that most stages of a run have the same shapes. There are
+        never more rows than without this, so that a plan made before the responses is an upper bound.
 
         >>> Buckets((32, 64), 1024, fit_rows=True).fitted(np.array([10]), np.array([[40, 45]])).room
         (2.0, 1.5)
@@ -87,7 +88,9 @@ class Buckets:
             inside = stored[(rows > shorter) & (rows <= length)]
             # Few rows are shorter than this. A micro-batch of only such rows is full before its tokens are.
             needed = length / np.quantile(inside, 0.1) if inside.size else self._usual_room
-            room.append(next((size for size in _ROOM if size >= needed), _ROOM[-1]))
+            room.append(
+                next((size for size in _ROOM if needed <= size <= self._usual_room), self._usual_room)
+            )
         return dataclasses.replace(self, room=tuple(room))
 
     @property

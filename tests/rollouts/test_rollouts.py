@@ -221,6 +221,15 @@ def test_the_number_of_rows_follows_the_lengths_of_a_stage(tmp_path, share):
     assert first["tokens"].tobytes() == same_first["tokens"].tobytes()
 
 
+@pytest.mark.parametrize(("share", "most"), [(False, 2), (True, 4)])
+def test_no_stage_needs_more_rows_than_were_planned(share, most):
+    """Prompts of 1 token and responses of 1 to 3: many more rows than usual would fit into the tokens."""
+    plan = rollouts.plan_buckets(128, 2048, unit=64, share=share, fit_rows=True)
+    fitted = plan.fitted(np.full(9, 1), np.tile([1, 2, 3], (9, 1)))
+    assert fitted.room == (most, most)  # the second length has no rows
+    assert fitted.shapes == plan.shapes
+
+
 def test_a_damaged_index_is_made_again_from_the_summaries(stage):
     first = next(stream(stage))
     (stage.folder / "index.npz").write_bytes(b"")
