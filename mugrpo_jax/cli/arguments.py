@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -121,7 +122,15 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add `--dry-run`, which prints the plan and starts nothing."""
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, describe the data, then stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, check everything, then stop")
+
+
+def say_how_to_start(arguments: argparse.Namespace) -> None:
+    """After a dry run, print the same command without `--dry-run`."""
+    from mugrpo_jax.runs import progress
+
+    words = [word for word in arguments.words if not (len(word) > 2 and "--dry-run".startswith(word))]
+    progress.say(f"start       {shlex.join(['mugrpo', *words])}")
 
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:
@@ -147,9 +156,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, of_run: bool = False) -> None:
-    """Add the arguments that set how responses are sampled; with `of_run`, a run has its own defaults."""
+    """Add the arguments that set how responses are sampled; with `of_run`, a run has its own for all."""
     first = "as in the run, or " if of_run else ""
-    parser.add_argument("--max-tokens", type=at_least(1), help=f"longest response (default: {first}512)")
+    parser.add_argument(
+        "--max-tokens", type=at_least(1), help="longest response (default: as in the run, or 512)"
+    )
     parser.add_argument(
         "--temperature",
         type=number,

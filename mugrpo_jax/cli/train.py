@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
             back_to=arguments.back_to,
             overwrite=arguments.overwrite,
         )
+        if arguments.dry_run:
+            shared.say_how_to_start(arguments)
 
 
 def plan_and_train(
@@ -62,10 +64,10 @@ def plan_and_train(
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
-        if dry_run:
-            print(preflight.dry_run(config, folder, overwrite=overwrite))
     if dry_run:
         check_loss(plan)
+        if jax.process_index() == 0:
+            preflight.dry_run(config, folder, overwrite=overwrite)
         return
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -230,8 +231,11 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
-    assert "; the first: '" in about_data and about_data.count("\n") == 3
-    assert "prompts     16 checked, their tokens: median 7, 95 % 7, 99 % 7, longest 7; limit 15" in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 5
+    lengths = "median 7, 95 % have at most 7, 99 % at most 7, longest 7"
+    assert f"prompts     16 checked, their tokens: {lengths}; limit 15" in about_data
+    start = f"train {place / 'tiny.yaml'} batch.epochs_per_stage=2 --out {place / 'dry'}"
+    assert about_data.endswith(f"nothing was written\nstart       mugrpo {start}\n")
     assert "reward      cli_rewards:even gives 0 for the answer of problem arithmetic-train-" in about_data
 
 
@@ -257,7 +261,11 @@ def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
     file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
     options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
     config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
-    assert dry_run(config, tmp_path / "new").startswith(f"data        {message}")
+    lines: list[str] = []
+    dry_run(config, tmp_path / "new", say=lines.append)
+    assert lines[0].startswith(f"data        {message}")
+    rest = " except the data on the Hub" if "a dry run does not fetch" in message else ""
+    assert lines[-1] == f"checked     everything{rest}; nothing was written"
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):
@@ -296,6 +304,15 @@ def test_a_finished_run_is_left_as_it_is(run, place, command):
     assert (run / "metrics.jsonl").read_bytes() == before
     assert f"{run}: this run is finished, all its updates are done" in shown and "continuing" not in shown
     assert shown.endswith(ending((place / "shown.txt").read_text()))
+
+
+def test_the_guide_lists_every_file_of_a_run(run):
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "resume.md").read_text()
+    block = text.partition("```text\nruns/mine/")[2].partition("```")[0]
+    listed = {*re.findall(r"^  ([\w.]+)", block, re.M), "environment.json"}
+    assert {"chosen.json", "rollouts"} <= {path.name for path in run.iterdir()} <= listed
+    [choice] = json.loads((run / "chosen.json").read_text())
+    assert choice["key"] == "model.scan_layers" and choice["reason"].startswith("a scan over the layers")
 
 
 def ending(shown):
@@ -585,6 +602,8 @@ def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, comman
     code, shown, _ = command("generate", "--model", run, "--step", 2, *how)
     records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=5, slots=4, progress=False)
     assert code == 0 and shown == "".join(f"--- response {i}\n{r['text']}\n" for i, r in enumerate(records))
+    longest = command("generate", "--model", run, "--step", 2, "--prompt", "1+2=", "--slots", 4)[2]
+    assert "4 slots × 32 cache entries" in longest  # 5 of the prompt + 17, the longest response of the run
     out = ["--out", tmp_path / "out.jsonl"]
     assert "2 responses written" in command("generate", "--model", run, "--step", 2, *how, *out)[1]
     message = refused("generate", "--model", run, *how, *out)
@@ -782,8 +801,11 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
         (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
         (["sampling.max_response_tokens=2000", "batch.tokens_per_micro_batch=4096"], "max_positions=1024"),
-        (["task.name=arithmetics"], "task is 'arithmetics'; possible: arithmetic,"),
-        (["task.options.dificulty=1"], "task 'arithmetic' has no option 'dificulty'"),
+        (["task.name=arithmetics"], "task is 'arithmetics'; did you mean arithmetic? possible: "),
+        (
+            ["task.options.dificulty=1"],
+            "task 'arithmetic' has no option 'dificulty'; did you mean difficulty?",
+        ),
         (["task.name=dataset", f"task.options={{train: {data}}}"], f"{data}:2: not JSON"),
         (["task.name=dataset", "task.options={train: no.jsonl}"], "no.jsonl: no such file"),
         (["task.name=dataset", f"task.options={{test: {held_out}}}"], "task dataset: no training problems"),

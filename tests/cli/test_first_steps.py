@@ -57,7 +57,9 @@ def test_what_init_writes_for_the_tiny_model_can_train(call, task):
     assert status == 0 and "mugrpo train mine.yaml --dry-run" in shown
     config = configs.load("mine.yaml")
     assert (config.model.source, config.task.name) == ("tiny", task)
-    assert "held out; the first: '" in preflight.dry_run(config, Path("runs/mine"))
+    lines: list[str] = []
+    preflight.dry_run(config, Path("runs/mine"), say=lines.append)
+    assert "held out; the first: '" in lines[0]
     text = Path("mine.yaml").read_text()
     assert text.startswith(f"# A starting config for tiny on {task}, written by `mugrpo init`.\n")
     assert "  # integer: generations in the run; at least 1\n  stages: 4\n" in text
@@ -99,6 +101,9 @@ def test_a_shipped_config_starts_a_run_in_a_folder_of_its_name(call):
     status, shown, _ = call("train", "quickstart", "--dry-run")
     assert status == 0 and "1 stage × 256 updates = 256 updates" in shown
     assert "32,768 problems to train on, 256 held out" in shown
+    assert shown.endswith(
+        "\nchecked     everything; nothing was written\nstart       mugrpo train quickstart\n"
+    )
     assert list(Path().iterdir()) == []
     for name, folder in (
         ("quickstart", "quickstart"),

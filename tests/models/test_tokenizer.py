@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import huggingface_hub
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -256,7 +257,27 @@ def test_the_tiny_model_depends_on_its_seed_and_fits_a_mesh():
     assert (other.config.max_positions, other.params["embed"].dtype) == (77, jnp.bfloat16)
 
 
-def test_unusable_model_names_are_refused(tmp_path):
+def test_unusable_model_names_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "note.txt").touch()
+    for name in ("./nofolder", "../no/folder", str(tmp_path / "no")):
+        with pytest.raises(
+            ValueError, match=r": this folder does not exist; possible: a Hugging Face folder,"
+        ):
+            load_model(name)
+    with pytest.raises(ValueError, match=r"model './note.txt': is a file; possible: a Hugging Face folder"):
+        load_model("./note.txt")
+
+    def no_network(*_, **__):
+        raise OSError("no connection (" + "word " * 100)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    with pytest.raises(ValueError) as error:
+        load_model("owner/name")
+    assert str(error.value).startswith(
+        "model 'owner/name': this folder does not exist, and the Hugging Face Hub"
+    )
+    assert " word …); connect to a network for the Hub; possible: a Hugging Face" in str(error.value)
     with pytest.raises(ValueError, match=r"model 'nowhere': not found; possible: a Hugging Face folder"):
         load_model("nowhere")
     with pytest.raises(ValueError, match=r"config.json: not found"):

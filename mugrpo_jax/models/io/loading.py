@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenize
 from mugrpo_jax.models.weights import Params
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # not a path such as ./mine
+_POSSIBLE = (
+    "possible: a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
+)
 _DESCRIPTION_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
@@ -116,19 +120,18 @@ def _model_path(name: str | Path, *files: str) -> Path:
     if path.suffix == ".gguf" or path.is_dir():
         return path
     if not _HUB_NAME.fullmatch(str(name)):
-        known = (
-            "a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
-        )
-        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
+        is_path = "/" in str(name)
+        state = "is a file" if path.exists() else "this folder does not exist" if is_path else "not found"
+        raise ValueError(f"model {str(name)!r}: {state}; {_POSSIBLE}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
     except Exception as error:  # network, Hub or disk: tell the user the name and the reason
-        reason = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
         raise ValueError(
-            f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
-            f"({type(error).__name__}: {reason}); give a local folder, or connect to a network"
+            f"model {str(name)!r}: this folder does not exist, and the Hugging Face Hub gave no model of "
+            f"this name ({type(error).__name__}: {reason}); connect to a network for the Hub; {_POSSIBLE}"
         ) from error
 
 
