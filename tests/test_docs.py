@@ -129,6 +129,9 @@ def test_commands_and_their_flags_exist(name):
         for argument in arguments:
             if argument.startswith("configs/"):
                 configs.load(ROOT / argument)
+        config = getattr(parsed, "config", None)
+        if config is not None and not config.endswith(".yaml"):
+            configs.load(config)  # the name of a shipped config
 
 
 @pytest.mark.parametrize("name", TEXTS)

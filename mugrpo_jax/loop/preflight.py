@@ -204,7 +204,8 @@ def _local_task(config: RunConfig) -> tuple[Task | None, str]:
     task = load_task(name, **{key: value for key, value in options.items() if key not in fetched})
     if not len(task.train) and "train" not in fetched:
         raise ConfigError(f"task {task.name}: no training problems")
-    counts = f"{len(task.train):,} problems to train on, {len(task.test):,} held out"
+    held_out = f"{len(task.test):,} held out" if len(task.test) else "none held out to measure accuracy"
+    counts = f"{len(task.train):,} problems to train on, {held_out}"
     rest = "; the rest is on the Hub" if fetched else ""
     first = f"; the first: {_abridged(task.train[0])}" if len(task.train) else ""
     return task, stored or f"data        {counts}{rest}{first}"

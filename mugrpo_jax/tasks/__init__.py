@@ -35,6 +35,7 @@ from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expressio
 from mugrpo_jax.tasks.dataset_files import ANSWER_PARTS as ANSWER_PARTS
 from mugrpo_jax.tasks.dataset_files import Columns as Columns
 from mugrpo_jax.tasks.dataset_files import dataset_task as dataset_task
+from mugrpo_jax.tasks.dataset_files import first_columns as first_columns
 from mugrpo_jax.tasks.dataset_files import load_problems as load_problems
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward

@@ -253,7 +253,11 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
             {"train": "hub:a/b:train", "test": "FILE"},
             "0 problems to train on, 2 held out; the rest is",
         ),
-        ("dataset", {"train": "FILE"}, "2 problems to train on, 0 held out; the first: '1+2=', answer '3'"),
+        (
+            "dataset",
+            {"train": "FILE"},
+            "2 problems to train on, none held out to measure accuracy; the first: '1+2='",
+        ),
     ],
 )
 def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):

@@ -108,7 +108,7 @@ def test_overlong_prompts_are_dropped_if_asked_for(place):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["warm_start.updates=1"], "train.jsonl:1: problem 0: no worked solution"),
+        (["warm_start.updates=1"], "name their column in task.options.columns.solution, or turn"),
         (["task.reward=my_rewards:raises"], "reward 'my_rewards:raises' fails for train.jsonl:1: problem 0 "),
         (["task.reward=my_rewards:leaves"], "error (SystemExit: 0); mend it, or allow such failures with"),
         (["task.reward=leaves:reward"], "reward 'leaves:reward': cannot import 'leaves': SystemExit(0)"),
