@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import sys
 
 import huggingface_hub
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models import tokenizer as tokenizers
 from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
@@ -286,3 +289,16 @@ def test_unusable_model_names_are_refused(tmp_path, monkeypatch):
     tiny.write(tmp_path / "a", small)
     with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model only 16"):
         load_model(tmp_path / "a")
+
+
+def test_nobody_is_told_to_install_torch_for_a_tokenizer(tmp_path, monkeypatch):
+    (tmp_path / "transformers.py").write_text("import os; at_import = dict(os.environ)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "0")
+    assert tokenizers._transformers().at_import["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "1"
+    assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "0"
+    monkeypatch.delitem(sys.modules, "transformers")
+    monkeypatch.delenv("TRANSFORMERS_NO_ADVISORY_WARNINGS")
+    tokenizers._transformers()
+    assert "TRANSFORMERS_NO_ADVISORY_WARNINGS" not in os.environ
