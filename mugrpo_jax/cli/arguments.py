@@ -77,7 +77,10 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add `key=value` arguments that override keys of a config."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as batch.stages=2")
+    # Without a default, argparse would call them required in its errors.
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as batch.stages=2"
+    )
 
 
 def path(text: str) -> Path:

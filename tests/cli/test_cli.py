@@ -66,6 +66,7 @@ CONFIG = {
     "evaluation": {"problems": 8},
     "checkpoints": {"keep_last": 1, "keep_stage_starts": True},
 }
+MISSING = "the following arguments are required"
 COMMANDS = [
     "init",
     "config",
@@ -864,6 +865,13 @@ def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert f"argument {message}" in capsys.readouterr().err
+
+
+def test_a_missing_config_is_the_only_thing_that_is_missing(capsys):
+    for name in ("train", "plan", "sft"):
+        with pytest.raises(SystemExit, match="2"):
+            main([name])
+        assert capsys.readouterr().err.endswith(f"mugrpo {name}: error: {MISSING}: config\n")
 
 
 def test_no_file_in_the_working_folder_hides_a_package(run, tmp_path, monkeypatch, command):

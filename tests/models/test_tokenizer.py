@@ -280,7 +280,10 @@ def test_unusable_model_names_are_refused(tmp_path, monkeypatch):
     assert str(error.value).startswith(
         "model 'owner/name': this folder does not exist, and the Hugging Face Hub"
     )
-    assert " word …); connect to a network for the Hub; possible: a Hugging Face" in str(error.value)
+    assert " word …); possible: a Hugging Face folder" in str(error.value)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match=r"^model 'runs/none': this folder does not exist; possible: a Hug"):
+        load_model("runs/none")
     with pytest.raises(ValueError, match=r"model 'nowhere': not found; possible: a Hugging Face folder"):
         load_model("nowhere")
     with pytest.raises(ValueError, match=r"config.json: not found"):

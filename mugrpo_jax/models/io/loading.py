@@ -120,19 +120,27 @@ def _model_path(name: str | Path, *files: str) -> Path:
     if path.suffix == ".gguf" or path.is_dir():
         return path
     if not _HUB_NAME.fullmatch(str(name)):
-        is_path = "/" in str(name)
-        state = "is a file" if path.exists() else "this folder does not exist" if is_path else "not found"
-        raise ValueError(f"model {str(name)!r}: {state}; {_POSSIBLE}")
+        raise _not_found(str(name))
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
     except Exception as error:  # network, Hub or disk: tell the user the name and the reason
-        reason = textwrap.shorten(str(error), 200, placeholder=" …")
-        raise ValueError(
-            f"model {str(name)!r}: this folder does not exist, and the Hugging Face Hub gave no model of "
-            f"this name ({type(error).__name__}: {reason}); connect to a network for the Hub; {_POSSIBLE}"
-        ) from error
+        raise _not_found(str(name), error) from error
+
+
+def _not_found(name: str, hub: Exception | None = None) -> ValueError:
+    """Return the error for a model that is not here; `hub` is what the Hub said."""
+    if "/" not in name:
+        state = "not found"
+    elif Path(name).exists():
+        state = "is a file"
+    elif hub is None or Path(name).parent.is_dir():  # in a folder that exists here, a folder was meant
+        state = "this folder does not exist"
+    else:
+        reason = f"{type(hub).__name__}: {textwrap.shorten(str(hub), 100, placeholder=' …')}"
+        state = f"this folder does not exist, and the Hugging Face Hub gave no model of this name ({reason})"
+    return ValueError(f"model {name!r}: {state}; {_POSSIBLE}")
 
 
 def tiny_model(
