@@ -223,6 +223,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             r"x.yaml:3: not valid YAML: .*; indent with spaces, not",
         ),
         (b"seed: 1\nbatch: \x01\n", r"x.yaml:2: not valid YAML: the character '\\x01' is not allowed$"),
+        (
+            b"batch: {lag: 0}\nseed: 1\nbatch:\n  stages: 2\n",
+            r"x.yaml:3: not valid YAML: the key batch occurs ",
+        ),
+        (b"batch:\n  lag: 0\n  lag: 1\n", r"x.yaml:3: not valid YAML: the key lag occurs twice; put all"),
+        (b"? [a, b]\n: 1\n", r"x.yaml:1: not valid YAML: while constructing a mapping, found unhashable key"),
         (b"- 1", r"x.yaml: expected keys and values at the top, got list"),
         (b"\xff\xfe\x00", r"x.yaml: not UTF-8 text"),
         (b"a: 2024-13-01", r"x.yaml: not valid YAML: month must be in 1..12"),

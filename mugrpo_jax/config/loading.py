@@ -28,7 +28,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     content = _file(path).read_bytes()
     try:
         text = content.decode()
-        loaded = yaml.safe_load(text)
+        loaded = yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
@@ -46,6 +46,20 @@ def _read(path: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
     return loaded
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, but refuses a key that occurs twice; else the second section would replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build the dict of a mapping; raise an error with the line of the second key."""
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key {key.value} occurs twice; put all that belongs to it into one place"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _yaml_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
