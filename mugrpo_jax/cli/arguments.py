@@ -128,12 +128,10 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan, check everything, then stop")
 
 
-def say_how_to_start(arguments: argparse.Namespace) -> None:
-    """After a dry run, print the same command without `--dry-run`."""
-    from mugrpo_jax.runs import progress
-
+def without_dry_run(arguments: argparse.Namespace) -> str:
+    """Return the user's command without `--dry-run`, which may be abbreviated."""
     words = [word for word in arguments.words if not (len(word) > 2 and "--dry-run".startswith(word))]
-    progress.say(f"start       {shlex.join(['mugrpo', *words])}")
+    return shlex.join(["mugrpo", *words])
 
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:

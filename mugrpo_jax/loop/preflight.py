@@ -42,11 +42,11 @@ _MANY = 5000  # prompts; checking more shows a progress bar
 
 def dry_run(
     config: RunConfig, folder: Path, *, overwrite: bool = False, say: Callable[[str], object] = print
-) -> None:
+) -> str:
     """Check everything that needs no download and no weights; `say` lines of text about it.
 
     The run's folder comes last, so that the data is also checked if the folder holds another run. With
-    `overwrite`, say whether that run would be moved.
+    `overwrite`, say whether that run would be moved. Returns text about what could not be checked, or "".
     """
     check_trackers(config, folder)
     check_weights(config.model.source)
@@ -62,8 +62,7 @@ def dry_run(
         check_data(folder, sources)
     elif reason := reason_to_move(folder, config, sources):
         say(f"folder      {folder} would be moved to {place_beside(folder)}: {reason}")
-    rest = " except the data on the Hub" if task is None else ""
-    say(f"checked     everything{rest}; nothing was written")
+    return "the data on the Hub" if task is None else ""
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:

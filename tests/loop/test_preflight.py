@@ -50,8 +50,7 @@ def config(*overrides, train="train.jsonl"):
 def told(config, folder, **options):
     """Return what a dry run says."""
     lines = []
-    dry_run(config, folder, **options, say=lines.append)
-    assert lines.pop() == "checked     everything; nothing was written"
+    assert dry_run(config, folder, **options, say=lines.append) == ""
     return "\n".join(lines)
 
 
