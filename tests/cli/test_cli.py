@@ -609,12 +609,11 @@ def test_generate_writes_responses(exported, tmp_path, command):
 
 
 def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, command, refused):
-    how = ["--prompt", "1+2=", "--max-tokens", 5, "--slots", 4, "--samples", 2]
-    code, shown, _ = command("generate", "--model", run, "--step", 2, *how)
-    records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=5, slots=4, progress=False)
+    how = ["--prompt", "1+2=", "--slots", 4, "--samples", 2]
+    code, shown, plan = command("generate", "--model", run, "--step", 2, *how)
+    assert "4 slots × 32 cache entries" in plan  # 5 of the prompt + 17, the longest response of the run
+    records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=17, slots=4, progress=False)
     assert code == 0 and shown == "".join(f"--- response {i}\n{r['text']}\n" for i, r in enumerate(records))
-    longest = command("generate", "--model", run, "--step", 2, "--prompt", "1+2=", "--slots", 4)[2]
-    assert "4 slots × 32 cache entries" in longest  # 5 of the prompt + 17, the longest response of the run
     out = ["--out", tmp_path / "out.jsonl"]
     assert "2 responses written" in command("generate", "--model", run, "--step", 2, *how, *out)[1]
     message = refused("generate", "--model", run, *how, *out)
