@@ -4,8 +4,8 @@ First the core is installed and measured: size, import times, the losses, and th
 needs the extra `train`. Then `[train]` is installed: its size, and every first step in an empty folder, from
 `mugrpo train quickstart --dry-run` to a short run with report, export and a question to the exported model.
 Then come own problems with one that is too long, an own reward with a misspelt name, `kill -9`, Ctrl-C, and
-the same command each time. pip must find the packages. Took 14 minutes on two busy cores, most of it pip. The
-first step that fails ends the script with status 1.
+the same command each time. pip must find the packages. Takes about 20 minutes on two busy cores, most of it
+for pip and for compiling. The first step that fails ends the script with status 1.
 
     python scripts/check_wheel.py
 """
