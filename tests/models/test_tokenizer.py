@@ -263,6 +263,8 @@ def test_the_tiny_model_depends_on_its_seed_and_fits_a_mesh():
 def test_unusable_model_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "note.txt").touch()
+    # A path is no name on the Hub, so the Hub is not asked.
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: pytest.fail(name))
     for name in ("./nofolder", "../no/folder", str(tmp_path / "no")):
         with pytest.raises(
             ValueError, match=r": this folder does not exist; possible: a Hugging Face folder,"
