@@ -2,14 +2,18 @@
 
 First the core is installed and measured: size, import times, the losses, and the error of a command that
 needs the extra `train`. Then `[train]` is installed: its size, and every first step in an empty folder, from
-`mugrpo train quickstart --dry-run` to a short run with report and export. pip must find the packages. Took
-14 minutes on two busy cores, most of it pip. The first step that fails ends the script with status 1.
+`mugrpo train quickstart --dry-run` to a short run with report, export and a question to the exported model.
+Then come own problems with one that is too long, an own reward with a misspelt name, `kill -9`, Ctrl-C, and
+the same command each time. pip must find the packages. Takes about 20 minutes on two busy cores, most of it
+for pip and for compiling. The first step that fails ends the script with status 1.
 
     python scripts/check_wheel.py
 """
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,15 +40,19 @@ print(float(objectives.mu_grpo(x, x, jnp.array([1.0, -1.0]), jnp.ones((2, 3)))[0
 """
 
 
+def clean() -> dict[str, str]:
+    """Return the variables of this shell without those that lead to other packages; JAX takes the CPU."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return kept | {"JAX_PLATFORMS": "cpu"}
+
+
 def call(*command: str | Path, cwd: Path, status: int = 0) -> str:
     """Run a command and return what it printed; end the script if its exit status is another."""
-    # No variable of this shell may lead the new environment to other packages.
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     started = time.monotonic()
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={**clean, "JAX_PLATFORMS": "cpu"},
+        env=clean(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -80,6 +88,7 @@ def main() -> None:
         wheel = build(place, env)
         check_core(wheel, env, empty)
         check_train(wheel, env, empty)
+        check_own_problems(env / "bin" / "mugrpo", empty)
     print("all steps work")
 
 
@@ -132,6 +141,67 @@ def check_train(wheel: Path, env: Path, empty: Path) -> None:
     call(mugrpo, "train", "mine.yaml", *SHORT, cwd=empty)
     expect("report: ", call(mugrpo, "report", "runs/mine", cwd=empty))
     call(mugrpo, "export", "runs/mine", "models/mine", cwd=empty)
+    call(mugrpo, "generate", "--model", "models/mine", "--prompt", "1+2=", "--max-tokens", "8", cwd=empty)
+
+
+def check_own_problems(mugrpo: Path, empty: Path) -> None:
+    """Train on own problems with an own reward; stop the run in two ways and continue it."""
+    sums = [[i, i % 7] for i in range(99)] + [[1] * 40]
+    rows = [
+        {"question": f"{'+'.join(map(str, s))}=", "answer": str(sum(s)), "solution": str(sum(s))}
+        for s in sums
+    ]
+    (empty / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (empty / "own_reward.py").write_text(
+        "def right(text, problem):\n    return float(text == problem.answer)\n"
+    )
+    call(mugrpo, "init", "own.yaml", "--task", "own.jsonl", cwd=empty)
+    long = call(mugrpo, "train", "own.yaml", "--dry-run", cwd=empty, status=2)
+    expect("own.jsonl:100: problem 99: its prompt has 81 tokens", long)
+    own: list[str | Path] = [
+        mugrpo,
+        "train",
+        "own.yaml",
+        *SHORT,
+        "batch.updates_per_stage=40",
+        "checkpoints.every=2",
+    ]
+    own.append("sampling.overlong_prompts=drop")
+    wrong = call(*own, "task.reward=own_reward:rihgt", "--dry-run", cwd=empty, status=2)
+    expect("did you mean right?", wrong)
+    own.append("task.reward=own_reward:right")
+    expect("nothing was written", call(*own, "--dry-run", cwd=empty))
+    stop_after(2, own, empty, signal.SIGKILL, status=-9)
+    shown = stop_after(8, own, empty, signal.SIGINT, status=3)
+    expect("continuing at stage 0", shown)
+    expect("mugrpo: stopped before the end, saved after ", shown)
+    expect("finished    runs/own", call(*own, cwd=empty))
+    expect("no stage 9; it has 0", call(mugrpo, "rollouts", "runs/own", "--stage", "9", cwd=empty, status=2))
+
+
+def stop_after(
+    updates: int, command: list[str | Path], cwd: Path, number: signal.Signals, *, status: int
+) -> str:
+    """Start a run, send it a signal after so many updates are saved, and return what it printed."""
+    saved, started = cwd / "runs" / "own" / "checkpoints", time.monotonic()
+    with subprocess.Popen(
+        [*map(str, command)],
+        cwd=cwd,
+        env=clean(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        names = [""]
+        while run.poll() is None and max(names) < f"{updates:06d}" and time.monotonic() < started + 900:
+            time.sleep(0.05)
+            names = ["", *(path.name for path in saved.glob("*") if path.name.isdigit())]
+        run.send_signal(number)
+        shown = run.communicate(timeout=600)[0]
+    print(f"{time.monotonic() - started:6.1f} s  {number.name} after {updates} updates", flush=True)
+    if run.returncode != status:
+        sys.exit(f"status {run.returncode}, expected {status}:\n{shown[-4000:]}")
+    return shown
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
     [
         ("batch.stage=2", "unknown key batch.stage; did you mean batch.stages?"),
         ("optimiser.eps=1", "unknown key optimiser; did you mean optimizer?"),
+        ("optimizer.lr=1", "unknown key optimizer.lr; did you mean optimizer.learning_rate?"),
+        ("learning_rate=1", "unknown key learning_rate; did you mean optimizer.learning_rate?"),
+        ("batch.max_prompt_tokens=9", "did you mean sampling.max_prompt_tokens?"),
         ("zzz=1", "unknown key zzz; known: seed, model,"),
         ("batch.stages=two", "batch.stages must be an integer, got 'two'"),
         ("batch.stages=2.5", "batch.stages must be an integer, got 2.5"),
@@ -119,8 +122,31 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
 def test_a_wrong_value_is_named(file, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         configs.load(file, [override])
-    assert str(caught.value).startswith(f"{file}: ")
+    place = f"override {override[:80]!r}: "
+    assert str(caught.value).startswith((place, f"{file} with {place}objective: "))
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_names_the_file_or_the_override_that_it_comes_from(file):
+    file.write_text("batch: {stages: 3, lag: 2}\nobjective: {name: grpo}\n")
+    for overrides, place in (
+        (["batch.stages=two"], "override 'batch.stages=two': batch.stages must be"),
+        (["batch.stages=2"], f"{file} with override 'batch.stages=2': batch.lag: 2 is not below"),
+        (["seed=1", "batch.lag=5", "batch.stages=9", "batch.lag=9"], "override 'batch.lag=9': batch.lag: 9"),
+        (
+            ["objective.knobs.veto_ratio=1"],
+            f"{file} with override 'objective.knobs.veto_ratio=1': objective: ",
+        ),
+        (["task.reward=[{name: math}]"], "override 'task.reward=[{name: math}]': task.reward[0].weight"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(place)}"):
+            configs.load(file, overrides)
+    for text, message in (("batch: {stage: 3}", "unknown key batch.stage;"), ("seed: x", "seed must be")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"^{re.escape(f'{file}: {message}')}"):
+            configs.load(file, ["batch.lag=0", "report.samples=2"])
+    with pytest.raises(ConfigError, match=r"^override 'seed=-1': seed: must be at least 0"):
+        configs.changed(configs.load(None), ["seed=-1"])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +217,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"x.yaml: no such config file"):
         configs.load(path)
     for content, message in (
-        (b"a: [1", r"x.yaml: not valid YAML"),
+        (b"a: [1", r"x.yaml:1: not valid YAML: while parsing a flow sequence, expected ',' or '\]', but got"),
+        (
+            b"seed: 1\nbatch:\n\tstages: 2\n",
+            r"x.yaml:3: not valid YAML: .*; indent with spaces, not",
+        ),
+        (b"seed: 1\nbatch: \x01\n", r"x.yaml:2: not valid YAML: the character '\\x01' is not allowed$"),
+        (
+            b"batch: {lag: 0}\nseed: 1\nbatch:\n  stages: 2\n",
+            r"x.yaml:3: not valid YAML: the key batch occurs ",
+        ),
+        (b"batch:\n  lag: 0\n  lag: 1\n", r"x.yaml:3: not valid YAML: the key lag occurs twice; put all"),
+        (b"? [a, b]\n: 1\n", r"x.yaml:1: not valid YAML: while constructing a mapping, found unhashable key"),
         (b"- 1", r"x.yaml: expected keys and values at the top, got list"),
         (b"\xff\xfe\x00", r"x.yaml: not UTF-8 text"),
         (b"a: 2024-13-01", r"x.yaml: not valid YAML: month must be in 1..12"),

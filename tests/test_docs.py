@@ -31,6 +31,7 @@ WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
+_TO_SOURCE = re.compile(r"\[`?([^\]`]*)`?\]\((?:\.\./)*(mugrpo_jax/[\w/]+)\.py\)")
 _COMMAND = re.compile(r"(?<![\w/.-])mugrpo +([a-z].*)")
 SECTIONS = {field.name for field in dataclasses.fields(configs.RunConfig)}
 
@@ -69,6 +70,10 @@ def test_relative_links_lead_to_files_of_the_repository(name):
         if place and "://" not in link:
             target = ((ROOT / name).parent / place).resolve()
             assert target.is_relative_to(ROOT) and target.exists(), f"{name}: {link}"
+        assert "#mugrpo_jax" not in link, f"{name}: {link}: only the built site has it; link the source file"
+    for text, module in _TO_SOURCE.findall(KEPT[name]):
+        if text.isidentifier():
+            assert hasattr(importlib.import_module(module.replace("/", ".")), text), f"{name}: {text}"
 
 
 def test_the_kept_reference_is_that_of_the_code():
@@ -124,6 +129,9 @@ def test_commands_and_their_flags_exist(name):
         for argument in arguments:
             if argument.startswith("configs/"):
                 configs.load(ROOT / argument)
+        config = getattr(parsed, "config", None)
+        if config is not None and not config.endswith(".yaml"):
+            configs.load(config)  # the name of a shipped config
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -229,9 +237,13 @@ def test_no_page_of_the_reference_has_everything():
 def test_links_out_of_the_documentation_lead_to_pages_of_the_site():
     shown = hooks.on_page_markdown(
         "[one](../notebooks/1_method.ipynb) [two](../../notebooks/2_losses.ipynb) "
-        "[`veto.py`](../../mugrpo_jax/objectives/veto.py)"
+        "[`veto.py`](../../mugrpo_jax/objectives/veto.py) "
+        "[`veto_mask`](../../mugrpo_jax/objectives/veto.py) [run](../mugrpo_jax/cli/train.py)"
     )
-    assert shown == "[one](notebooks/1_method.md) [two](../notebooks/2_losses.md) `veto.py`"
+    place = "../reference/losses.md#mugrpo_jax.objectives.veto.veto_mask"
+    assert shown == (
+        f"[one](notebooks/1_method.md) [two](../notebooks/2_losses.md) `veto.py` [`veto_mask`]({place}) run"
+    )
 
 
 def test_the_architecture_page_lists_the_files_of_every_room():

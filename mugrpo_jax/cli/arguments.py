@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -76,7 +77,10 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add `key=value` arguments that override keys of a config."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as batch.stages=2")
+    # Without a default, argparse would call them required in its errors.
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as batch.stages=2"
+    )
 
 
 def path(text: str) -> Path:
@@ -121,7 +125,13 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Add `--dry-run`, which prints the plan and starts nothing."""
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, describe the data, then stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, check everything, then stop")
+
+
+def without_dry_run(arguments: argparse.Namespace) -> str:
+    """Return the user's command without `--dry-run`, which may be abbreviated."""
+    words = [word for word in arguments.words if not (len(word) > 2 and "--dry-run".startswith(word))]
+    return shlex.join(["mugrpo", *words])
 
 
 def add_source_run(parser: argparse.ArgumentParser) -> None:
@@ -147,9 +157,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, of_run: bool = False) -> None:
-    """Add the arguments that set how responses are sampled; with `of_run`, a run has its own defaults."""
+    """Add the arguments that set how responses are sampled; with `of_run`, a run has its own for all."""
     first = "as in the run, or " if of_run else ""
-    parser.add_argument("--max-tokens", type=at_least(1), help=f"longest response (default: {first}512)")
+    parser.add_argument(
+        "--max-tokens", type=at_least(1), help="longest response (default: as in the run, or 512)"
+    )
     parser.add_argument(
         "--temperature",
         type=number,

@@ -1,7 +1,6 @@
 """`mugrpo config`: print the config keys with their defaults and meanings."""
 
 import argparse
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,13 +35,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _only(key: str, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the nested dict with nothing but one section or key; raise an error if there is none."""
-    from mugrpo_jax.config import ConfigError
+    from mugrpo_jax.config import ConfigError, RunConfig
+    from mugrpo_jax.config.key_errors import UnknownKeyError, near_key
 
     name, _, rest = key.partition(".")
     if name not in values:
-        near = difflib.get_close_matches(name, values, n=1)
-        hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(values)}"
-        raise ConfigError(f"unknown key {prefix}{name}; {hint}")
+        wrong = UnknownKeyError(f"{prefix}{name}", values)
+        raise ConfigError(f"unknown key {wrong.key}; {near_key(wrong, RunConfig)}")
     value = values[name]
     if rest and not (isinstance(value, Mapping) and value):
         raise ConfigError(f"unknown key {prefix}{key}; {prefix}{name} has no keys of its own")

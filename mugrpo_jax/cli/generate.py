@@ -45,6 +45,8 @@ def add(commands: shared.Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo generate` with the parsed arguments."""
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
+    from mugrpo_jax.files import to_path
+    from mugrpo_jax.runs.run_folder import read_config
     from mugrpo_jax.sampling import generate, generate_file, sampling_settings
     from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
     from mugrpo_jax.setup.trained_model import chosen_step, load_any_model
@@ -53,14 +55,15 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--out is missing: the responses to --prompts FILE are written to a file")
     use_compile_cache()
     given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
-    settings = given | {"raw": arguments.raw, "slots": arguments.slots}
     prompts = arguments.prompts if arguments.prompt is None else [arguments.prompt]
     model, name = arguments.model, arguments.model
     step = chosen_step(model, step=arguments.step, best=arguments.best)
     if step is not None:
+        given = {"max_tokens": read_config(to_path(model)).sampling.max_response_tokens} | given
         dtype = sampler_dtypes(sampling_settings(given).dtype)["dtype"]
         model = load_any_model(model, step=step, dtype=dtype)
         name = f"{name} after {step} updates"
+    settings = given | {"raw": arguments.raw, "slots": arguments.slots}
     if arguments.out is not None:
         written = generate_file(model, prompts, arguments.out, name=name, **settings)
         print(f"{written} responses written to {arguments.out}")

@@ -93,6 +93,8 @@ def _tiny_values(task: str) -> dict[str, Any]:
         )
     values = yaml.safe_load(shipped_configs.files()["arithmetic"].read_text(encoding="utf-8"))
     values["task"] = _task(task) if own else {"name": task, "options": _TINY_TASKS[task]}
+    if own and "solution" not in values["task"]["options"]["columns"]:
+        values["warm_start"]["updates"] = 0
     values["sampling"]["max_prompt_tokens"] = 16
     return values
 
@@ -106,6 +108,8 @@ def _task(task: str) -> dict[str, Any]:
         if not task.startswith("hub:") and not Path(task).is_file():
             raise ConfigError(f"--task {task}: no such file")
         columns = {"template": "{question}", "answer": "answer"}
+        if not task.startswith("hub:") and "solution" in tasks.first_columns(task):
+            columns["solution"] = "solution"
         return {"name": "dataset", "options": {"train": task, "columns": columns, "reward": "math"}}
     known = [*tasks.GENERATORS, *(name for name, preset in tasks.PRESETS.items() if preset.train)]
     if task not in known:

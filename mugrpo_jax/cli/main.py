@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         arguments.run(arguments)
-    except Stopped:
-        print("mugrpo: stopped before the end; the same command continues", file=sys.stderr)
+    except Stopped as stopped:
+        print(f"mugrpo: stopped before the end, {stopped}; the same command continues", file=sys.stderr)
         return STOPPED
     except KeyboardInterrupt:
         print("mugrpo: interrupted; the same command continues", file=sys.stderr)
@@ -102,7 +102,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ["rollouts"] and words[1:2] in (["export"], ["import"]):  # one command of two words
         words = [" ".join(words[:2]), *words[2:]]
-    arguments, rest = program.parse_known_args(words)
+    arguments, rest = program.parse_known_args(words, argparse.Namespace(words=words))
     # argparse accepts positional arguments only in one block; it returns the other overrides in `rest`.
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides = [*arguments.overrides, *rest]

@@ -57,7 +57,13 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             given = _without_old_knobs(read_config(arguments.source), arguments.overrides)
             config = configs.load(arguments.source / "config.yaml", [*given, *replay])
-        plan_and_train(config, arguments.out, dry_run=arguments.dry_run, overwrite=arguments.overwrite)
+        plan_and_train(
+            config,
+            arguments.out,
+            dry_run=arguments.dry_run,
+            overwrite=arguments.overwrite,
+            command=shared.without_dry_run(arguments),
+        )
 
 
 def _fitted(arguments: argparse.Namespace, replay: Sequence[str]) -> "RunConfig":

@@ -42,18 +42,29 @@ def run(arguments: argparse.Namespace) -> None:
             dry_run=arguments.dry_run,
             back_to=arguments.back_to,
             overwrite=arguments.overwrite,
+            command=shared.without_dry_run(arguments),
         )
 
 
 def plan_and_train(
-    config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None, overwrite: bool = False
+    config: "RunConfig",
+    folder: Path,
+    *,
+    dry_run: bool,
+    command: str,
+    back_to: int | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks."""
+    """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks.
+
+    A dry run ends with `command`, the command that starts the run.
+    """
     import jax
 
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, fitting_config, plan_run
+    from mugrpo_jax.runs import progress
     from mugrpo_jax.runs.run_folder import keep_choices
     from mugrpo_jax.runs.start_times import process_start
 
@@ -62,12 +73,16 @@ def plan_and_train(
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
-        if dry_run:
-            print(preflight.dry_run(config, folder, overwrite=overwrite))
+    unchecked = ""
     if dry_run:
         check_loss(plan)
-        return
+        if jax.process_index() == 0:
+            unchecked = preflight.dry_run(config, folder, overwrite=overwrite)
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         config = fitting_config(config, plan)
+    if dry_run:
+        rest = f" except {unchecked}" if unchecked else ""
+        progress.say(f"checked     everything{rest}; nothing was written\nstart       {command}")
+        return
     stages.train(config, folder, back_to=back_to, overwrite=overwrite, started=process_start())

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -21,19 +21,21 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     `path` is a YAML file, or the name of a shipped config such as `quickstart`; None: all defaults.
     """
     raw = {} if path is None else _read(path)
-    for override in overrides:
-        _override(raw, override)
-    return build(RunConfig, raw, "defaults" if path is None else str(path))
+    return _with_overrides(raw, overrides, "defaults" if path is None else str(path))
 
 
 def _read(path: str | Path) -> dict[str, Any]:
     content = _file(path).read_bytes()
     try:
-        loaded = yaml.safe_load(content.decode())
+        text = content.decode()
+        loaded = yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date with month 13
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except yaml.YAMLError as error:
+        line, reason = _yaml_problem(error, text)
+        raise ConfigError(f"{path}:{line}: not valid YAML: {reason}") from None
+    except ValueError as error:  # such as a date with month 13
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: not a config: nested too deeply") from None
     if loaded is None or loaded == {}:
@@ -44,6 +46,30 @@ def _read(path: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(loaded).__name__}")
     return loaded
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, but refuses a key that occurs twice; else the second section would replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build the dict of a mapping; raise an error with the line of the second key."""
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key {key.value} occurs twice; put all that belongs to it into one place"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
+    """Return the line of a YAML error and its reason, without the names that YAML gives to texts."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        reason = ", ".join(filter(None, [error.context, error.problem]))
+        hint = "; indent with spaces, not with tabs" if "\\t" in reason else ""
+        return error.problem_mark.line + 1, " ".join(reason.split()) + hint
+    position = getattr(error, "position", 0)  # of a character that YAML does not allow
+    return text.count("\n", 0, position) + 1, f"the character {text[position]!r} is not allowed"
 
 
 def _file(path: str | Path) -> Path:
@@ -63,10 +89,14 @@ def _file(path: str | Path) -> Path:
 
 def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return a copy of a config with overrides such as `batch.stages=2`."""
-    raw = to_dict(config)
+    return _with_overrides(to_dict(config), overrides, "config")
+
+
+def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
     for override in overrides:
         _override(raw, override)
-    return build(RunConfig, raw, "overrides")
+    given = {override.partition("=")[0]: override[:80] for override in overrides}
+    return cast(RunConfig, build(RunConfig, raw, source, given))
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

@@ -97,7 +97,7 @@ class RunConfig(Section):
         if isinstance(tokens, int) and tokens < longest:
             raise ConfigError(
                 f"batch.tokens_per_micro_batch: {tokens} does not hold one row of "
-                f"{longest} tokens (sampling.max_prompt_tokens + max_response_tokens)"
+                f"{longest} tokens (sampling.max_prompt_tokens + sampling.max_response_tokens)"
             )
         most = tokens if isinstance(tokens, int) else max(longest, MOST_CHOSEN_TOKENS)
         if batch.length_multiple > most:

@@ -19,7 +19,10 @@ _JAX_LATER_S = 60  # JAX ends processes with a stack trace; it must notice a sil
 
 
 class Stopped(Exception):
-    """Raised after a stop request (SIGTERM or Ctrl-C), when all hosts agreed and everything is on disk."""
+    """Raised after a stop request (SIGTERM or Ctrl-C), when all hosts agreed and everything is on disk.
+
+    Its text says what is saved.
+    """
 
 
 @contextlib.contextmanager

@@ -147,7 +147,9 @@ def benchmark(
         if (reward or task.reward) in CODE_REWARDS:
             check_sandbox(unsafe=unsafe_sandbox)
         if not len(task.test):
-            raise ValueError(f"task {task.name}: no held-out problems to evaluate")
+            raise ValueError(
+                f"task {task.name}: no held-out problems to evaluate; name a file: --option test=FILE"
+            )
     model = load_any_model(name, step=step, dtype=sampler_dtypes(chosen.dtype)["dtype"])
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}

@@ -40,24 +40,29 @@ _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
 
 
-def dry_run(config: RunConfig, folder: Path, *, overwrite: bool = False) -> str:
-    """Check everything that needs no download and no weights; return lines of text about the data.
+def dry_run(
+    config: RunConfig, folder: Path, *, overwrite: bool = False, say: Callable[[str], object] = print
+) -> str:
+    """Check everything that needs no download and no weights; `say` lines of text about it.
 
-    With `overwrite`, also say whether the run in the folder would be moved.
+    The run's folder comes last, so that the data is also checked if the folder holds another run. With
+    `overwrite`, say whether that run would be moved. Returns text about what could not be checked, or "".
     """
-    if not overwrite:
-        check_config(folder, config)
     check_trackers(config, folder)
     check_weights(config.model.source)
     task, about = _local_task(config)
-    if task is None:
-        return about
+    say(about)
+    if task is not None:
+        checked, lengths = check_problems(config, task, run_model_tokenizer(config))
+        for line in filter(None, [lengths, check_reward(config, checked)]):
+            say(line)
+    sources = {} if task is None else task.sources
     if not overwrite:
-        check_data(folder, task.sources)
-    checked, lengths = check_problems(config, task, run_model_tokenizer(config))
-    reason = reason_to_move(folder, config, task.sources)
-    moved = reason and f"folder      {folder} would be moved to {place_beside(folder)}: {reason}"
-    return "\n".join(filter(None, [about, lengths, check_reward(config, checked), moved]))
+        check_config(folder, config)
+        check_data(folder, sources)
+    elif reason := reason_to_move(folder, config, sources):
+        say(f"folder      {folder} would be moved to {place_beside(folder)}: {reason}")
+    return "the data on the Hub" if task is None else ""
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:
@@ -76,8 +81,8 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
         first, size = overlong[0]
         raise ConfigError(
             f"{first}: its prompt has {size:,} tokens, sampling.max_prompt_tokens is {limit:,}; "
-            f"{len(overlong):,} of {len(sizes):,} prompts are too long ({_percentiles(sizes)}); "
-            "raise the limit, or leave them out with sampling.overlong_prompts=drop"
+            f"{len(overlong):,} of {len(sizes):,} prompts {_are(overlong)} too long ({_percentiles(sizes)}); "
+            "raise the limit, or leave such problems out with sampling.overlong_prompts=drop"
         )
     if overlong:
         kept = [problem for problem, size in zip(train, sizes) if size <= limit]
@@ -89,13 +94,20 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
         solution_tokens(config, tokenizer, task.train[index])
     if not sizes:
         return task, ""
-    over = f"{len(overlong):,} are over the limit and are left out" if overlong else "none is over the limit"
+    are = _are(overlong)
+    over = (
+        f"{len(overlong):,} {are} over the limit and {are} left out" if overlong else "none is over the limit"
+    )
     about = f"{len(sizes):,} checked, their tokens: {_percentiles(sizes)}; limit {limit:,}, {over}"
     return task, f"prompts     {about}"
 
 
+def _are(items: Sequence[object]) -> str:
+    return "is" if len(items) == 1 else "are"
+
+
 def _percentiles(sizes: Sequence[int]) -> str:
-    shown = {"median": 50, "95 %": 95, "99 %": 99, "longest": 100}
+    shown = {"median": 50, "95 % have at most": 95, "99 % at most": 99, "longest": 100}
     values = np.percentile(sizes, list(shown.values()), method="higher")
     return ", ".join(f"{name} {value:,.0f}" for name, value in zip(shown, values))
 
@@ -191,7 +203,8 @@ def _local_task(config: RunConfig) -> tuple[Task | None, str]:
     task = load_task(name, **{key: value for key, value in options.items() if key not in fetched})
     if not len(task.train) and "train" not in fetched:
         raise ConfigError(f"task {task.name}: no training problems")
-    counts = f"{len(task.train):,} problems to train on, {len(task.test):,} held out"
+    held_out = f"{len(task.test):,} held out" if len(task.test) else "none held out to measure accuracy"
+    counts = f"{len(task.train):,} problems to train on, {held_out}"
     rest = "; the rest is on the Hub" if fetched else ""
     first = f"; the first: {_abridged(task.train[0])}" if len(task.train) else ""
     return task, stored or f"data        {counts}{rest}{first}"

@@ -81,4 +81,6 @@ def leave_if_stopped(run: RunContext) -> None:
     """If all hosts agreed to stop, wait until the last checkpoint is on disk and raise `Stopped`."""
     if run.stop.agreed:
         run.checkpoints.wait()
-        raise Stopped
+        stages, per_stage = run.config.stages, run.config.batch.updates_per_stage
+        done = run.saved - stages.start * per_stage  # a replay starts with the updates of the earlier stages
+        raise Stopped(f"saved after {done:,} of {len(stages) * per_stage:,} updates")

@@ -65,7 +65,7 @@ def warm_started_weights(run: RunContext) -> Any:
                     run.journal.sync()
                     store.save(state, Cursor(updates=done, journal=run.journal.position()))
                 if run.stop.agreed:
-                    raise Stopped
+                    raise Stopped(f"saved after {done} of {total} updates of the warm start")
     return state.params
 
 

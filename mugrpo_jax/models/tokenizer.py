@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -269,11 +270,23 @@ class CharTokenizer:
         )
 
 
+def _transformers() -> Any:
+    """Import `transformers` without its advice to install PyTorch, which tokenizers do not need."""
+    name, given = "TRANSFORMERS_NO_ADVISORY_WARNINGS", os.environ.get("TRANSFORMERS_NO_ADVISORY_WARNINGS")
+    os.environ[name] = "1"
+    try:
+        import transformers
+    finally:
+        del os.environ[name]
+        if given is not None:
+            os.environ[name] = given
+    return transformers
+
+
 def fast_tokenizer(backend: Any, **settings: Any) -> Any:
     """Wrap a `tokenizers.Tokenizer` for `transformers`; `settings` go to `PreTrainedTokenizerFast`."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **settings)
+    kind = _transformers().PreTrainedTokenizerFast
+    return kind(tokenizer_object=backend, clean_up_tokenization_spaces=False, **settings)
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
@@ -297,8 +310,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 def _tokenizer_class(folder: Path) -> Any:
     """Return the class that loads the tokenizer. Avoid `AutoTokenizer` if possible: it imports torch."""
-    import transformers
-
+    transformers = _transformers()
     settings, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if own.is_file() and settings.is_file():
         named = read_json_object(settings).get("tokenizer_class")

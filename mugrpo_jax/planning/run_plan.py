@@ -107,7 +107,7 @@ class RunPlan:
             "warm start": self._warm_start(),
             "evaluation": self._evaluation(),
             "programs": self._programs(),
-            "sampler": str(self.sampler or "none").removeprefix("sampler: "),
+            "sampler": "" if self.sampler is None else str(self.sampler).removeprefix("sampler: "),
             "behaviors": self._behaviors(),
             "memory": self._memory(),
             "copies": self._copies(),
@@ -259,9 +259,9 @@ class RunPlan:
         free = "" if m.device is None else f"; a device has {human(m.device)}"
         base = f" + frozen weights {human(m.base)}" if m.base else ""
         base_sampling = f" + frozen weights {human(m.base_sampling)}" if m.base_sampling else ""
+        sampling = f"generating{base_sampling} + sampler {human(m.sampler)} = {human(m.generating)}; "
         return (
             f"per device: weights {human(m.weights)} + optimizer {human(m.optimizer)}{drift}{frozen}; "
-            f"generating{base_sampling} + sampler {human(m.sampler)} = {human(m.generating)}; updating{base} "
-            f"+ gradients {human(m.gradients)} + compute copies {human(m.compute)} = {human(m.updating)} "
-            f"+ activations{free}"
+            f"{'' if self.sampler is None else sampling}updating{base} + gradients {human(m.gradients)} + "
+            f"compute copies {human(m.compute)} = {human(m.updating)} + activations{free}"
         )

@@ -1,5 +1,6 @@
 """Turn panels into JSON data. `assets/charts.js` draws the data in the browser, so writing a page is fast."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,24 @@ def _lines(panel: Panel, names: list[str]) -> dict[str, Any]:
         "levels": [{"label": label, "place": y, "run": None, "color": GREY} for label, y in panel.levels],
         "lines": [_line(line, names) for line in drawn],
     }
+    if panel.log == "y":
+        found["y_range"] = _decades([y for line in drawn for y in line.y if np.isfinite(y)])
     if panel.log == "xy":  # show all marks, also those far from the data
         xs = [*(x for line in drawn for x in line.x), *(x for _, x, _ in panel.marks)]
         ys = [*(y for line in drawn for y in line.y), *(y for _, y in panel.levels)]
         found |= {"x_range": [min(xs) / 3, max(xs) * 3], "y_range": [min(ys) / 3, max(ys) * 3]}
     return found
+
+
+def _decades(values: list[float]) -> list[float] | None:
+    """Return the whole decades around values over one decade or more, so that few labels stand at the axis.
+
+    >>> _decades([3e-7, 2e-5]), _decades([2.0, 3.0])
+    ([1e-07, 0.0001], None)
+    """
+    if not values or min(values) <= 0 or max(values) < 10 * min(values):
+        return None
+    return [10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)))]
 
 
 def _line(line: Line, names: list[str]) -> dict[str, Any]:

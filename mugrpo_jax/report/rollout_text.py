@@ -14,7 +14,13 @@ from mugrpo_jax.runs.progress import reward_parts
 from mugrpo_jax.setup.stored_rollouts import stage_folders, tokenizer_of
 from mugrpo_jax.setup.trained_model import is_run
 
-_QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
+_QUANTILES = {
+    "shortest": 0.0,
+    "5 % have at most": 0.05,
+    "median": 0.5,
+    "95 % have at most": 0.95,
+    "longest": 1.0,
+}
 
 
 def describe_rollouts(

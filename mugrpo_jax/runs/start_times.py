@@ -44,11 +44,18 @@ def recorded_start(records: Iterable[Mapping[str, Any]]) -> str:
 
     >>> recorded_start([{"seconds": {"to_first_token": 21.04}}, {"seconds": {"to_first_update": 95.0}}])
     'first token after 21.0 s, first update after 1 min 35 s'
+
+    A first update before the first token was that of a later start, which continued the run: leave it out.
+
+    >>> recorded_start([{"seconds": {"to_first_token": 21.04}}, {"seconds": {"to_first_update": 9.0}}])
+    'first token after 21.0 s'
     """
     seconds: dict[str, float] = {}
     for record in records:
         seconds = dict(record.get("seconds", {})) | seconds
-    found = {what: seconds[_key(what)] for what in (FIRST_TOKEN, FIRST_UPDATE) if _key(what) in seconds}
+    token = seconds.get(_key(FIRST_TOKEN), 0.0)
+    kept = {name: value for name, value in seconds.items() if value >= token}
+    found = {what: kept[_key(what)] for what in (FIRST_TOKEN, FIRST_UPDATE) if _key(what) in kept}
     return ", ".join(f"{what} after {_text(value)}" for what, value in found.items())
 
 

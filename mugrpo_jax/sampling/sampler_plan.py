@@ -98,14 +98,15 @@ class SamplerPlan:
         where = "one device"
         if self.mesh is not None:
             where = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
-        free = "unknown" if self.memory is None else _gb(self.memory)
+        free = "unknown" if self.memory is None else _size(self.memory)
         total = self.weight_bytes + self.cache_bytes + self.work_bytes
+        slots = f"{self.slots} slot{'' if self.slots == 1 else 's'}"
         return (
-            f"sampler: {self.slots} slots × {self.cache_length} cache entries on {where}, "
-            f"{self._dtypes}; prompts up to {self.max_prompt} in buckets of "
-            f"{_list(self.prompt_buckets)}, reads of {_list(self.read_buckets)}; per device "
-            f"{_gb(total)} (weights {_gb(self.weight_bytes)}, cache {_gb(self.cache_bytes)}, "
-            f"work {_gb(self.work_bytes)}) of {free} free"
+            f"sampler: {slots} × {self.cache_length} cache entries on {where}, {self._dtypes}; "
+            f"prompts up to {self.max_prompt} in buckets of {_list(self.prompt_buckets)}, "
+            f"reads of {_list(self.read_buckets)}; per device {_size(total)} "
+            f"(weights {_size(self.weight_bytes)}, cache {_size(self.cache_bytes)}, "
+            f"work {_size(self.work_bytes)}) of {free} free"
         )
 
 
@@ -286,8 +287,8 @@ def _halving(most: int, unit: int) -> list[int]:
     return counts
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g} GB"
+def _size(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -37,7 +37,10 @@ def solution_tokens(config: RunConfig, tokenizer: Tokenizer, problem: Problem) -
     The end token is the one with which the model ends a response to this kind of prompt, see `end_id`.
     """
     if problem.solution is None:
-        raise ConfigError(f"{problem}: no worked solution; a warm start needs one for each")
+        raise ConfigError(
+            f"{problem}: no worked solution; a warm start needs one for each problem: name their column in "
+            "task.options.columns.solution, or turn the warm start off with warm_start.updates=0"
+        )
     end = tokenizer.end_id(chat=not isinstance(problem.prompt, str))
     try:
         tokens = [*tokenizer.encode(problem.solution), end]

@@ -35,11 +35,13 @@ from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expressio
 from mugrpo_jax.tasks.dataset_files import ANSWER_PARTS as ANSWER_PARTS
 from mugrpo_jax.tasks.dataset_files import Columns as Columns
 from mugrpo_jax.tasks.dataset_files import dataset_task as dataset_task
+from mugrpo_jax.tasks.dataset_files import first_columns as first_columns
 from mugrpo_jax.tasks.dataset_files import load_problems as load_problems
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
 from mugrpo_jax.tasks.multiplication import multiplication as multiplication
+from mugrpo_jax.tasks.near_names import possible_names
 from mugrpo_jax.tasks.programs import programs as programs
 from mugrpo_jax.tasks.rewards import ANSWER_CHECKS as ANSWER_CHECKS
 from mugrpo_jax.tasks.rewards import ANSWER_READERS as ANSWER_READERS
@@ -88,7 +90,7 @@ def load_task(name: str, /, **options: Any) -> Task:
     'arithmetic'
     >>> load_task("arithmetics")
     Traceback (most recent call last):
-    ValueError: task is 'arithmetics'; possible: arithmetic, word_problems, countdown, chains, ...
+    ValueError: task is 'arithmetics'; did you mean arithmetic? possible: arithmetic, ...
     """
     return task_maker(name, options)(**options)
 
@@ -103,11 +105,11 @@ def task_maker(name: str, options: Mapping[str, Any]) -> Callable[..., Task]:
     elif name in PRESETS:
         make = functools.partial(preset_task, name)
     else:
-        raise ValueError(f"task is {name!r}; possible: {', '.join([*GENERATORS, 'dataset', *PRESETS])}")
+        raise ValueError(f"task is {name!r}; {possible_names(name, [*GENERATORS, 'dataset', *PRESETS])}")
     known = inspect.signature(make).parameters
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}; possible: {', '.join(known)}")
+            raise ValueError(f"task {name!r} has no option {option!r}; {possible_names(option, known)}")
         kinds = _kinds(known[option].annotation)
         if not any(_is(value, kind) for kind in kinds):
             possible = ", ".join(dict.fromkeys(_KINDS[kind] for kind in kinds))

@@ -150,6 +150,12 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
     return Columns(tuple(template) if isinstance(template, list) else template, **rest)
 
 
+def first_columns(source: str) -> list[str]:
+    """Return the names of the columns in the first row of a source."""
+    _, row = next(_rows(source), ("", {}))
+    return list(row)
+
+
 def _rows(source: str) -> Iterator[Row]:
     if source.startswith("hub:"):
         return _hub_rows(source)

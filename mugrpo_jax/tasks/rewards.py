@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from mugrpo_jax.tasks.code_answers import program_of
@@ -12,6 +13,7 @@ from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
 from mugrpo_jax.tasks.code_tests import read_tests
 from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
+from mugrpo_jax.tasks.near_names import did_you_mean, possible_names
 from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
@@ -83,7 +85,7 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
     True
     >>> load_reward("mugrpo_jax.tasks.rewards:exact_rewards")
     Traceback (most recent call last):
-    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards'
+    ValueError: reward '...:exact_rewards': the module has no 'exact_rewards'; did you mean exact_reward?
     """
     if name in CODE_REWARDS and unsafe_sandbox:
         unsafe: RewardFunction = functools.partial(_CODE[name], unsafe=True)
@@ -92,19 +94,30 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
         return REWARDS[name]
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
-        raise ValueError(f"reward is {name!r}; possible: {', '.join(REWARDS)} or module:function")
+        raise ValueError(f"reward is {name!r}; {possible_names(name, REWARDS)} or module:function")
     # A reward may be in the working folder. The folder goes last, so that no file in it hides a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        hint = _module_hint(module_name) if error.name == module_name else ""
+        raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}") from error
     function = getattr(module, attribute, None)
     if function is None:
-        raise ValueError(f"reward {name!r}: the module has no {attribute!r}")
+        functions = (key for key, value in vars(module).items() if callable(value))
+        hint = f"; {did_you_mean(attribute, functions)}".rstrip("; ")
+        raise ValueError(f"reward {name!r}: the module has no {attribute!r}{hint}")
     if not callable(function):
         raise ValueError(
             f"reward {name!r} is a {type(function).__name__}; possible: a function (text, problem)"
         )
     return function
+
+
+def _module_hint(wrong: str) -> str:
+    """Return where a module is looked for, and which file in the working folder has a similar name."""
+    files = (path.stem for path in Path().glob("*.py"))
+    return f"; {did_you_mean(wrong, files)}it must be in this folder, {os.getcwd()}, or be installed"

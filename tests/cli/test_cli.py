@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,7 @@ CONFIG = {
     "evaluation": {"problems": 8},
     "checkpoints": {"keep_last": 1, "keep_stage_starts": True},
 }
+MISSING = "the following arguments are required"
 COMMANDS = [
     "init",
     "config",
@@ -230,9 +232,19 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     plan, about_data = shown[: shown.index("data   ")], shown[shown.index("data   ") :]
     assert command("plan", *arguments) == (0, plan, "")
     assert about_data.startswith("data        ") and " problems to train on, " in about_data
-    assert "; the first: '" in about_data and about_data.count("\n") == 3
-    assert "prompts     16 checked, their tokens: median 7, 95 % 7, 99 % 7, longest 7; limit 15" in about_data
+    assert "; the first: '" in about_data and about_data.count("\n") == 5
+    lengths = "median 7, 95 % have at most 7, 99 % at most 7, longest 7"
+    assert f"prompts     16 checked, their tokens: {lengths}; limit 15" in about_data
+    start = f"train {place / 'tiny.yaml'} batch.epochs_per_stage=2 --out {place / 'dry'}"
+    assert about_data.endswith(f"nothing was written\nstart       mugrpo {start}\n")
     assert "reward      cli_rewards:even gives 0 for the answer of problem arithmetic-train-" in about_data
+
+
+def test_a_dry_run_refuses_what_does_not_fit_into_memory(place, refused):
+    large = {"hidden_size": 32768, "num_layers": 100, "num_heads": 64, "num_kv_heads": 64}
+    huge = f"model.tiny={json.dumps(large | {'intermediate_size': 98304})}"
+    message = refused("train", place / "tiny.yaml", huge, "--out", place / "huge", "--dry-run")
+    assert message.startswith("memory: the training state takes ") and not (place / "huge").exists()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +261,11 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
             {"train": "hub:a/b:train", "test": "FILE"},
             "0 problems to train on, 2 held out; the rest is",
         ),
-        ("dataset", {"train": "FILE"}, "2 problems to train on, 0 held out; the first: '1+2=', answer '3'"),
+        (
+            "dataset",
+            {"train": "FILE"},
+            "2 problems to train on, none held out to measure accuracy; the first: '1+2='",
+        ),
     ],
 )
 def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
@@ -257,7 +273,10 @@ def test_a_dry_run_reads_what_is_here(place, tmp_path, name, options, message):
     file.write_text('{"question": "1+2=", "answer": "3"}\n{"question": "2+2=", "answer": "4"}')
     options = {key: value.replace("FILE", str(file)) for key, value in options.items()}
     config = configs.load(place / "tiny.yaml", [f"task.name={name}", f"task.options={json.dumps(options)}"])
-    assert dry_run(config, tmp_path / "new").startswith(f"data        {message}")
+    lines: list[str] = []
+    unchecked = dry_run(config, tmp_path / "new", say=lines.append)
+    assert lines[0].startswith(f"data        {message}")
+    assert unchecked == ("the data on the Hub" if "a dry run does not fetch" in message else "")
 
 
 def test_the_plan_counts_what_the_run_writes(run, place):
@@ -296,6 +315,15 @@ def test_a_finished_run_is_left_as_it_is(run, place, command):
     assert (run / "metrics.jsonl").read_bytes() == before
     assert f"{run}: this run is finished, all its updates are done" in shown and "continuing" not in shown
     assert shown.endswith(ending((place / "shown.txt").read_text()))
+
+
+def test_the_guide_lists_every_file_of_a_run(run):
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "resume.md").read_text()
+    block = text.partition("```text\nruns/mine/")[2].partition("```")[0]
+    listed = {*re.findall(r"^  ([\w.]+)", block, re.M), "environment.json"}
+    assert {"chosen.json", "rollouts"} <= {path.name for path in run.iterdir()} <= listed
+    [choice] = json.loads((run / "chosen.json").read_text())
+    assert choice["key"] == "model.scan_layers" and choice["reason"].startswith("a scan over the layers")
 
 
 def ending(shown):
@@ -581,9 +609,10 @@ def test_generate_writes_responses(exported, tmp_path, command):
 
 
 def test_generate_takes_one_prompt_and_the_folder_of_a_run(run, tmp_path, command, refused):
-    how = ["--prompt", "1+2=", "--max-tokens", 5, "--slots", 4, "--samples", 2]
-    code, shown, _ = command("generate", "--model", run, "--step", 2, *how)
-    records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=5, slots=4, progress=False)
+    how = ["--prompt", "1+2=", "--slots", 4, "--samples", 2]
+    code, shown, plan = command("generate", "--model", run, "--step", 2, *how)
+    assert "4 slots × 32 cache entries" in plan  # 5 of the prompt + 17, the longest response of the run
+    records = generate(trained_model(run, 2), "1+2=", samples=2, max_tokens=17, slots=4, progress=False)
     assert code == 0 and shown == "".join(f"--- response {i}\n{r['text']}\n" for i, r in enumerate(records))
     out = ["--out", tmp_path / "out.jsonl"]
     assert "2 responses written" in command("generate", "--model", run, "--step", 2, *how, *out)[1]
@@ -782,8 +811,11 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
         (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
         (["sampling.max_response_tokens=2000", "batch.tokens_per_micro_batch=4096"], "max_positions=1024"),
-        (["task.name=arithmetics"], "task is 'arithmetics'; possible: arithmetic,"),
-        (["task.options.dificulty=1"], "task 'arithmetic' has no option 'dificulty'"),
+        (["task.name=arithmetics"], "task is 'arithmetics'; did you mean arithmetic? possible: "),
+        (
+            ["task.options.dificulty=1"],
+            "task 'arithmetic' has no option 'dificulty'; did you mean difficulty?",
+        ),
         (["task.name=dataset", f"task.options={{train: {data}}}"], f"{data}:2: not JSON"),
         (["task.name=dataset", "task.options={train: no.jsonl}"], "no.jsonl: no such file"),
         (["task.name=dataset", f"task.options={{test: {held_out}}}"], "task dataset: no training problems"),
@@ -838,6 +870,13 @@ def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert f"argument {message}" in capsys.readouterr().err
+
+
+def test_a_missing_config_is_the_only_thing_that_is_missing(capsys):
+    for name in ("train", "plan", "sft"):
+        with pytest.raises(SystemExit, match="2"):
+            main([name])
+        assert capsys.readouterr().err.endswith(f"mugrpo {name}: error: {MISSING}: config\n")
 
 
 def test_no_file_in_the_working_folder_hides_a_package(run, tmp_path, monkeypatch, command):

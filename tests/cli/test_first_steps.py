@@ -57,7 +57,9 @@ def test_what_init_writes_for_the_tiny_model_can_train(call, task):
     assert status == 0 and "mugrpo train mine.yaml --dry-run" in shown
     config = configs.load("mine.yaml")
     assert (config.model.source, config.task.name) == ("tiny", task)
-    assert "held out; the first: '" in preflight.dry_run(config, Path("runs/mine"))
+    lines: list[str] = []
+    preflight.dry_run(config, Path("runs/mine"), say=lines.append)
+    assert "held out; the first: '" in lines[0]
     text = Path("mine.yaml").read_text()
     assert text.startswith(f"# A starting config for tiny on {task}, written by `mugrpo init`.\n")
     assert "  # integer: generations in the run; at least 1\n  stages: 4\n" in text
@@ -76,29 +78,41 @@ def test_init_takes_a_model_and_a_task_or_a_file(call):
     assert call("init", "c.yaml", "--task", "my data.jsonl")[0] == 0
     config = configs.load("c.yaml")
     assert (config.model.source, config.task.options["train"]) == ("tiny", "my data.jsonl")
+    assert config.warm_start.updates == 0  # the file has no worked solutions
+    Path("solved.jsonl").write_text('{"question": "1+1=", "answer": "2", "solution": "2"}\n')
+    assert call("init", "d.yaml", "--task", "solved.jsonl")[0] == 0
+    config = configs.load("d.yaml")
+    assert config.warm_start.updates == 600 and config.task.options["columns"]["solution"] == "solution"
+    for name in ("c.yaml", "d.yaml"):
+        preflight.dry_run(configs.load(name), Path("runs/new"))
 
 
 def test_init_never_overwrites_and_writes_nothing_on_an_error(call):
     Path("mine.yaml").write_text("seed: 1\n")
+    Path("bad.jsonl").write_text("1+1=2\n")
     for arguments, message in (
         (["mine.yaml"], "mine.yaml: exists already and is not overwritten; name another file"),
         (["a.yaml", "--task", "gsm8k"], "--task gsm8k: the tiny model reads only digits and + - = , ;"),
         (["a.yaml", "--model", "x/y", "--task", "gsm9k"], "--task gsm9k: unknown; possible: arithmetic,"),
         (["a.yaml", "--model", "x/y", "--task", "math500"], "--task math500: unknown; possible: arithmetic,"),
         (["a.yaml", "--model", "x/y", "--task", "no.jsonl"], "--task no.jsonl: no such file"),
+        (["a.yaml", "--task", "bad.jsonl"], "bad.jsonl:1: not JSON: "),
         (["a.yaml", "--model", ""], "a.yaml: model.source must not be empty"),
         (["no/a.yaml"], "no/a.yaml: the folder no does not exist; make it first"),
     ):
         status, _, error = call("init", *arguments)
         assert status == 2 and error.startswith(f"mugrpo: {message}") and error.count("\n") == 1
     assert Path("mine.yaml").read_text() == "seed: 1\n"
-    assert [path.name for path in Path().iterdir()] == ["mine.yaml"]
+    assert {path.name for path in Path().iterdir()} == {"bad.jsonl", "mine.yaml"}
 
 
 def test_a_shipped_config_starts_a_run_in_a_folder_of_its_name(call):
     status, shown, _ = call("train", "quickstart", "--dry-run")
     assert status == 0 and "1 stage × 256 updates = 256 updates" in shown
     assert "32,768 problems to train on, 256 held out" in shown
+    assert shown.endswith(
+        "\nchecked     everything; nothing was written\nstart       mugrpo train quickstart\n"
+    )
     assert list(Path().iterdir()) == []
     for name, folder in (
         ("quickstart", "quickstart"),

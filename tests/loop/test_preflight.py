@@ -18,7 +18,7 @@ from mugrpo_jax.tasks import load_task
 
 TINY = "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 24}"
 SIZES = ["sampling.max_prompt_tokens=6", "batch.prompts_per_update=2", "batch.updates_per_stage=1"]
-LENGTHS = "median 5, 95 % 9, 99 % 9, longest 9"
+LENGTHS = "median 5, 95 % have at most 9, 99 % at most 9, longest 9"
 REWARDS = """
 import sys
 def fine(text, problem): return float(text == problem.answer)
@@ -47,6 +47,13 @@ def config(*overrides, train="train.jsonl"):
     return configs.load(None, [TINY, *SIZES, *data, *overrides])
 
 
+def told(config, folder, **options):
+    """Return what a dry run says."""
+    lines = []
+    assert dry_run(config, folder, **options, say=lines.append) == ""
+    return "\n".join(lines)
+
+
 def checked(config):
     task = load_task(config.task.name, **config.task.options)
     return check_problems(config, task, run_model_tokenizer(config))
@@ -60,6 +67,9 @@ def test_every_prompt_is_measured_before_the_start(place):
         about = f"2 of 6 prompts are too long ({LENGTHS}); raise the limit, or"
         assert about in str(error.value)
     assert not (place / "run").exists()
+    with pytest.raises(ConfigError, match=r"; 1 of 6 prompts is too long \("):
+        (place / "one.jsonl").write_text((place / "train.jsonl").read_text().replace("22222+", "2+"))
+        checked(config(train="one.jsonl"))
     _, about = checked(config("sampling.max_prompt_tokens=9"))
     assert about == f"prompts     6 checked, their tokens: {LENGTHS}; limit 9, none is over the limit"
 
@@ -97,15 +107,19 @@ def test_overlong_prompts_are_dropped_if_asked_for(place):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["warm_start.updates=1"], "train.jsonl:1: problem 0: no worked solution"),
+        (["warm_start.updates=1"], "name their column in task.options.columns.solution, or turn"),
         (["task.reward=my_rewards:raises"], "reward 'my_rewards:raises' fails for train.jsonl:1: problem 0 "),
         (["task.reward=my_rewards:leaves"], "error (SystemExit: 0); mend it, or allow such failures with"),
         (["task.reward=leaves:reward"], "reward 'leaves:reward': cannot import 'leaves': SystemExit(0)"),
-        (["task.reward=my_rewards:fin"], "reward 'my_rewards:fin': the module has no 'fin'"),
+        (["task.reward=my_rewards:fin"], "the module has no 'fin'; did you mean fine?"),
+        (["task.reward=my_rewards:other"], "reward 'my_rewards:other': the module has no 'other'"),
         (["task.reward=nowhere:reward"], "reward 'nowhere:reward': cannot import 'nowhere'"),
+        (["task.reward=my_reward:fine"], "; did you mean my_rewards? it must be in this folder, "),
+        (["task.reward=maths"], "task.reward: reward is 'maths'; did you mean math? possible: exact, "),
+        (["task.options.anser=1"], "task 'dataset' has no option 'anser'; "),
         (
             ["task.reward=[{name: exact, weight: 1}, {name: exakt, weight: 1}]"],
-            "task.reward: reward is 'exakt'; possible: exact, arithmetic, countdown, math, code, code_",
+            "task.reward: reward is 'exakt'; did you mean exact? possible: exact, arithmetic, countdown,",
         ),
         (
             ["task.reward=[{name: 'my_rewards:fine', weight: 1}, {name: 'my_rewards:raises', weight: 1}]"],
@@ -137,9 +151,9 @@ def test_what_would_fail_later_is_one_line_before_the_start(place, overrides, me
 
 def test_a_reward_may_fail_if_the_config_allows_it(place):
     long = ["sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:raises"]
-    assert "prompts     6 checked" in dry_run(config(*long, "task.max_failed=1"), place / "run")
-    told = dry_run(config(*long[:2], "task.reward=my_rewards:fine"), place / "run")
-    assert told.endswith("\nreward      my_rewards:fine gives 1 for the answer of train.jsonl:1: problem 0")
+    assert "prompts     6 checked" in told(config(*long, "task.max_failed=1"), place / "run")
+    text = told(config(*long[:2], "task.reward=my_rewards:fine"), place / "run")
+    assert text.endswith("\nreward      my_rewards:fine gives 1 for the answer of train.jsonl:1: problem 0")
 
 
 def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
@@ -154,13 +168,17 @@ def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
     for start in (dry_run, stages.train):
         with pytest.raises(ConfigError, match=r"^train.jsonl: its problems have changed since the run in"):
             start(mine, place / "run")
+    lines = []  # the data is checked and described also if the folder holds another run
     with pytest.raises(ConfigError, match=r"seed \(0 there, 1 here\)"):
-        dry_run(config("sampling.max_prompt_tokens=9", "seed=1"), place / "run")
-    told = dry_run(mine, place / "run", overwrite=True)
-    assert told.endswith(f"run would be moved to {place / 'run.old-1'}: train.jsonl has changed")
+        dry_run(config("sampling.max_prompt_tokens=9", "seed=1"), place / "run", say=lines.append)
+    assert [line.split()[0] for line in lines] == ["data", "prompts"]
+    with pytest.raises(ConfigError, match=r"2 of 7 prompts are too long"):
+        dry_run(config("seed=1"), place / "run")
+    moved = told(mine, place / "run", overwrite=True)
+    assert moved.endswith(f"run would be moved to {place / 'run.old-1'}: train.jsonl has changed")
     (place / "run" / "metrics.jsonl").unlink()  # nothing depends on the data yet
     claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
-    assert "moved" not in dry_run(mine, place / "run", overwrite=True)
+    assert "moved" not in told(mine, place / "run", overwrite=True)
 
 
 def test_too_many_failed_rewards_are_one_line_with_the_most_frequent_reason():

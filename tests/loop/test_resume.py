@@ -136,7 +136,7 @@ def test_sigterm_saves_and_ends_cleanly_and_the_same_command_continues(base):
     folder = base / "terminated"
     stopped = run(folder, "before an update", 9, "term")
     assert stopped.returncode == STOPPED and "stopping" in stopped.stdout, stopped.stderr
-    assert "mugrpo: stopped before the end; the same command continues" in stopped.stderr
+    assert "mugrpo: stopped before the end, saved after 5 of 12 updates; the same command" in stopped.stderr
     assert (
         folder / "checkpoints" / "000005"
     ).exists()  # 4 warm-up updates, then 5; not a multiple of `every`

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
+import sys
 
+import huggingface_hub
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models import tokenizer as tokenizers
 from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
@@ -256,7 +260,32 @@ def test_the_tiny_model_depends_on_its_seed_and_fits_a_mesh():
     assert (other.config.max_positions, other.params["embed"].dtype) == (77, jnp.bfloat16)
 
 
-def test_unusable_model_names_are_refused(tmp_path):
+def test_unusable_model_names_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "note.txt").touch()
+    # A path is no name on the Hub, so the Hub is not asked.
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: pytest.fail(name))
+    for name in ("./nofolder", "../no/folder", str(tmp_path / "no")):
+        with pytest.raises(
+            ValueError, match=r": this folder does not exist; possible: a Hugging Face folder,"
+        ):
+            load_model(name)
+    with pytest.raises(ValueError, match=r"model './note.txt': is a file; possible: a Hugging Face folder"):
+        load_model("./note.txt")
+
+    def no_network(*_, **__):
+        raise OSError("no connection (" + "word " * 100)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    with pytest.raises(ValueError) as error:
+        load_model("owner/name")
+    assert str(error.value).startswith(
+        "model 'owner/name': this folder does not exist, and the Hugging Face Hub"
+    )
+    assert " word …); possible: a Hugging Face folder" in str(error.value)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match=r"^model 'runs/none': this folder does not exist; possible: a Hug"):
+        load_model("runs/none")
     with pytest.raises(ValueError, match=r"model 'nowhere': not found; possible: a Hugging Face folder"):
         load_model("nowhere")
     with pytest.raises(ValueError, match=r"config.json: not found"):
@@ -265,3 +294,16 @@ def test_unusable_model_names_are_refused(tmp_path):
     tiny.write(tmp_path / "a", small)
     with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model only 16"):
         load_model(tmp_path / "a")
+
+
+def test_nobody_is_told_to_install_torch_for_a_tokenizer(tmp_path, monkeypatch):
+    (tmp_path / "transformers.py").write_text("import os; at_import = dict(os.environ)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "0")
+    assert tokenizers._transformers().at_import["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "1"
+    assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "0"
+    monkeypatch.delitem(sys.modules, "transformers")
+    monkeypatch.delenv("TRANSFORMERS_NO_ADVISORY_WARNINGS")
+    tokenizers._transformers()
+    assert "TRANSFORMERS_NO_ADVISORY_WARNINGS" not in os.environ

@@ -11,6 +11,8 @@ from jax.experimental import topologies
 from mugrpo_jax.models import make_mesh
 from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
+from mugrpo_jax.models.io.loading import tiny_shape
+from mugrpo_jax.models.tokenizer import CharTokenizer
 from mugrpo_jax.sampling import Sampler, lower_decode, plan_sampler
 from mugrpo_jax.sampling.sampler_plan import _TURN, _has_fp8
 
@@ -87,6 +89,12 @@ def test_buckets_cover_every_length():
     assert plan.read_buckets == (256, 512, 1008)
     assert plan.cache_length == 1008
     assert "8 slots × 1008 cache entries" in str(plan) and "of 80 GB free" in str(plan)
+    small = plan_sampler(tiny_shape(CharTokenizer("01")), max_prompt=8, max_length=16, slots=1, memory=GB)
+    assert (
+        "sampler: 1 slot × 16 cache" in str(small)
+        and "e-" not in str(small)
+        and " MB, cache 0." in str(small)
+    )
 
 
 @pytest.mark.parametrize(

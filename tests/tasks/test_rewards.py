@@ -112,7 +112,7 @@ def test_rewards_are_loaded_by_name():
     [
         (
             "maths",
-            "reward is 'maths'; possible: exact, arithmetic, countdown, math, code, code_partial or",
+            "reward is 'maths'; did you mean math? possible: exact, arithmetic, countdown, math, code, code_",
         ),
         (
             "no_such_module:f",

@@ -205,7 +205,11 @@ def test_countdown_uses_each_number_once_and_evaluates_nothing_else():
         ("chains", {"slips": 5}, "chains: slips is 5; possible: a number from 0 to 1"),
         ("chains", {"compact": True, "chat": True}, "chains: compact problems are plain text; possible: "),
         ("chains", {"compact": "no"}, "chains: compact is 'no'; possible: true or false"),
-        ("gsm", {}, "task is 'gsm'; possible: arithmetic, word_problems, countdown, chains, multiplication"),
+        (
+            "gsm",
+            {},
+            "task is 'gsm'; did you mean gsm8k? possible: arithmetic, word_problems, countdown, chains, ",
+        ),
     ],
 )
 def test_bad_settings_are_one_clear_line(name, options, message):

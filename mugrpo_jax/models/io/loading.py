@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from mugrpo_jax.models.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenize
 from mugrpo_jax.models.weights import Params
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # not a path such as ./mine
+_POSSIBLE = (
+    "possible: a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
+)
 _DESCRIPTION_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 
@@ -116,20 +120,27 @@ def _model_path(name: str | Path, *files: str) -> Path:
     if path.suffix == ".gguf" or path.is_dir():
         return path
     if not _HUB_NAME.fullmatch(str(name)):
-        known = (
-            "a Hugging Face folder, a .gguf file, a Hub name such as Qwen/Qwen3-8B-Base, smollm2-135m, tiny"
-        )
-        raise ValueError(f"model {str(name)!r}: not found; possible: {known}")
+        raise _not_found(str(name))
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(files)))
     except Exception as error:  # network, Hub or disk: tell the user the name and the reason
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"model {str(name)!r}: no such folder, and the Hugging Face Hub did not give it "
-            f"({type(error).__name__}: {reason}); give a local folder, or connect to a network"
-        ) from error
+        raise _not_found(str(name), error) from error
+
+
+def _not_found(name: str, hub: Exception | None = None) -> ValueError:
+    """Return the error for a model that is not here; `hub` is what the Hub said."""
+    if "/" not in name:
+        state = "not found"
+    elif Path(name).exists():
+        state = "is a file"
+    elif hub is None or Path(name).parent.is_dir():  # in a folder that exists here, a folder was meant
+        state = "this folder does not exist"
+    else:
+        reason = f"{type(hub).__name__}: {textwrap.shorten(str(hub), 100, placeholder=' …')}"
+        state = f"this folder does not exist, and the Hugging Face Hub gave no model of this name ({reason})"
+    return ValueError(f"model {name!r}: {state}; {_POSSIBLE}")
 
 
 def tiny_model(
