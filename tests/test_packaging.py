@@ -111,6 +111,25 @@ def test_the_wheel_has_every_config(tmp_path, monkeypatch):
     assert (ROOT / "MANIFEST.in").read_text() == "graft configs\n"  # for the source distribution
 
 
+@pytest.mark.parametrize("base", ["https://example.org/team/mugrpo_jax", None])
+def test_the_readme_of_the_wheel_has_absolute_links(monkeypatch, base):
+    from distutils.core import run_setup
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("MUGRPO_JAX_URL", f"{base}.git" if base else "/a/folder")
+    made = run_setup("setup.py", stop_after="init").metadata
+    links = re.findall(r"\]\(([^)]+)\)", made.long_description)
+    local = [link for link in links if not link.startswith("https://")]
+    if base is None:
+        assert made.long_description == (ROOT / "README.md").read_text() and not made.project_urls
+        return
+    assert not local and made.project_urls["Source"] == base
+    own = [link.removeprefix(base) for link in [*links, *made.project_urls.values()] if link.startswith(base)]
+    paths = [re.sub(r"^/(?:blob|raw)/main/|#.*", "", link) for link in own if link not in ("", "/issues")]
+    assert len(paths) > 10 and all((ROOT / path).exists() for path in paths)
+    assert f"{base}/raw/main/docs/results/quickstart/methods.png" in links
+
+
 def test_version_license_and_authors_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == PROJECT["version"] == mugrpo_jax.__version__
