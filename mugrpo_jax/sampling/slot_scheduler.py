@@ -11,6 +11,7 @@ from mugrpo_jax.sampling.engine import Engine, LoopResult
 from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
 from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
+from mugrpo_jax.sampling.turns import Ask, OpenTurns, Turns, message_entries
 
 
 @dataclasses.dataclass
@@ -117,10 +118,13 @@ class PromptQueue:
 class SlotScheduler:
     """Run some requests: assign their samples to free slots and collect the responses.
 
-    Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False.
+    Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False. `ask`
+    asks the environment after a turn of the model; None: every response has one turn.
     """
 
-    def __init__(self, engine: Engine, stats: SamplerStats, requests: Iterator[Request]) -> None:
+    def __init__(
+        self, engine: Engine, stats: SamplerStats, requests: Iterator[Request], ask: Ask | None = None
+    ) -> None:
         self.engine, self.plan, self.stats = engine, engine.plan, stats
         self.top_k = self.top_p = False  # whether any request so far uses top-k, top-p
         self.waiting = PromptQueue(requests, self.plan)
@@ -134,9 +138,18 @@ class SlotScheduler:
         self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.recent = RecentTokens(self.plan)
         self.latest: LoopResult | None = None
+        self.turns = None if ask is None else OpenTurns(ask)
+        self.ended: list[Response] = []  # responses of several turns that were not yielded yet
 
     def fill(self) -> bool:
         """Start waiting samples in the free slots; return whether any slot is busy now."""
+        while not self._fill() and self.turns is not None and self.turns.asked:
+            self._go_on(self.turns, patient=True)
+        return bool(self.busy)
+
+    def _fill(self) -> bool:
+        if self.turns is not None:
+            self._go_on(self.turns, patient=False)
         while self.free and (self.ready or self.waiting):
             if not self.ready:
                 self._prefill()
@@ -150,11 +163,29 @@ class SlotScheduler:
             self.lengths[slots] = [len(request.prompt) for request, _ in samples]
         return bool(self.busy)
 
+    def _go_on(self, open_turns: OpenTurns, *, patient: bool) -> None:
+        """Start the next turn in each slot whose environment has replied, or free the slot if it ends."""
+        messages: dict[int, Turns] = {}
+        for slot, found in open_turns.replies(patient=patient):
+            if isinstance(found, Turns):
+                messages[slot] = found
+            else:
+                self.ended.append(found)
+                self.free.append(slot)
+        for entries in message_entries(self.plan, messages):
+            self.engine.extend(entries)
+        for slot, turns in messages.items():
+            self.busy[slot] = turns.request, turns.number
+            self.starts[slot] = self.stats.steps
+            self.lengths[slot] = len(turns.request.prompt) + sum(map(len, turns.tokens))
+
     def start_loop(self) -> None:
         """Start the next device loop and return without waiting for its end."""
+        asked = 0 if self.turns is None else len(self.turns.asked)
+        waiting = asked or self.ready or self.waiting
         reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
         self.loop = self.engine.decode(
-            self.plan.refill_at(self._mean_length()) if self.ready or self.waiting else self.plan.slots + 1,
+            asked + self.plan.refill_at(self._mean_length()) if waiting else self.plan.slots + 1,
             read=next(read for read in self.plan.read_buckets if read >= reach),
             top_k=self.top_k,
             top_p=self.top_p,
@@ -177,10 +208,31 @@ class SlotScheduler:
             for slot, start in zip(freed.tolist(), self.starts[freed].tolist())
             if slot in self.busy
         ]
-        self.free += [slot for slot, _, _ in self.finished]
+        if self.turns is None:
+            self.free += [slot for slot, _, _ in self.finished]
+        else:
+            self._end_turns(self.turns)
+
+    def _end_turns(self, open_turns: OpenTurns) -> None:
+        """Ask the environment about the turns that the last loop ended.
+
+        The device waits for this. But the slots of environments that reply at once sample in the next loop.
+        """
+        assert self.latest is not None
+        self.stats.tokens += self.recent.add(self.latest.emitted)
+        for slot, sample, start in self.finished:
+            response = open_turns.end_turn(slot, *sample, *self.recent.since(start, slot))
+            if response is not None:
+                self.ended.append(response)
+                self.free.append(slot)
 
     def responses(self) -> Iterator[Response]:
         """Yield the responses that the last loop finished. Call it while the device runs the next loop."""
+        if self.turns is not None:
+            ended, self.ended = self.ended, []
+            self.stats.responses += len(ended)
+            yield from ended
+            return
         if self.latest is not None:
             self.stats.tokens += self.recent.add(self.latest.emitted)
         for slot, sample, start in self.finished:
