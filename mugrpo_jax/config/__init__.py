@@ -11,6 +11,7 @@ from mugrpo_jax.config.run_config import CHOSEN_AT_START as CHOSEN_AT_START
 from mugrpo_jax.config.run_config import MOST_CHOSEN_TOKENS as MOST_CHOSEN_TOKENS
 from mugrpo_jax.config.run_config import UNTIL_RESPONSES as UNTIL_RESPONSES
 from mugrpo_jax.config.run_config import RunConfig as RunConfig
+from mugrpo_jax.config.environment import EnvironmentSection as EnvironmentSection
 from mugrpo_jax.config.sections import BatchSection as BatchSection
 from mugrpo_jax.config.sections import CheckpointsSection as CheckpointsSection
 from mugrpo_jax.config.sections import OptimizerSection as OptimizerSection

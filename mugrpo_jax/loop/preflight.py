@@ -23,6 +23,7 @@ from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
+from mugrpo_jax.setup.run_environment import check_environment
 from mugrpo_jax.tasks import (
     ANSWER_CHECKS,
     CODE_REWARDS,
@@ -54,10 +55,12 @@ def dry_run(config: RunConfig, folder: Path, *, overwrite: bool = False) -> str:
         return about
     if not overwrite:
         check_data(folder, task.sources)
-    checked, lengths = check_problems(config, task, run_model_tokenizer(config))
+    tokenizer = run_model_tokenizer(config)
+    checked, lengths = check_problems(config, task, tokenizer)
+    environment = check_environment(config, tokenizer, checked.train)
     reason = reason_to_move(folder, config, task.sources)
     moved = reason and f"folder      {folder} would be moved to {place_beside(folder)}: {reason}"
-    return "\n".join(filter(None, [about, lengths, check_reward(config, checked), moved]))
+    return "\n".join(filter(None, [about, lengths, environment, check_reward(config, checked), moved]))
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:
@@ -167,7 +170,8 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
 
 def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
-        score = scorer.submit(problem.solution or problem.answer, problem).result()
+        text = problem.turns[-1] if problem.turns else problem.solution or problem.answer
+        score = scorer.submit(text, problem).result()
     if score.status != "ok":
         raise ConfigError(
             f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "

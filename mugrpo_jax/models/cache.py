@@ -173,8 +173,8 @@ def append_tokens(
         layer = len(keys)
         keys.append(cache.keys[layer].at[rows[:, None], written].set(k, mode="drop"))
         values.append(cache.values[layer].at[rows[:, None], written].set(v, mode="drop"))
-        mine = (array.at[rows].get(mode="clip") for array in (keys[-1], values[-1]))
-        return jax.nn.dot_product_attention(q, *mine, mask=seen[:, None], implementation="xla")
+        k, v = (array.at[rows].get(mode="clip") for array in (keys[-1], values[-1]))
+        return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], implementation="xla")
 
     x = decoder.embed_tokens(params["embed"], tokens)
     for weights in params["layers"]:

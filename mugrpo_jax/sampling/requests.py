@@ -141,6 +141,7 @@ class Response:
         the environment gives as the reason.
       mask: bool, True where the model wrote the token, False in messages of an environment, whose log-probs
         are 0. None means that the model wrote all tokens.
+      messages: the messages of the environment as text.
       status, detail: `ok`, or how and why the environment failed.
     """
 
@@ -151,6 +152,7 @@ class Response:
     logprobs: np.ndarray
     finish_reason: str
     mask: np.ndarray | None = None
+    messages: tuple[str, ...] = ()
     status: str = "ok"
     detail: str = ""
 

@@ -22,11 +22,13 @@ class Reply:
 
     Attributes:
       tokens: the message, at least one token; None ends the response.
+      text: the message as the environment said it, for `Response.messages`.
       finish: why the response ends, for `Response.finish_reason`; only used without a message.
       status, detail: `ok`, or how and why the environment failed; see `Response.status`.
     """
 
     tokens: np.ndarray | None = None
+    text: str = ""
     finish: str = "stop"
     status: str = "ok"
     detail: str = ""
@@ -38,6 +40,7 @@ class Turns:
     def __init__(self, request: Request, number: int) -> None:
         self.request, self.number = request, number
         self.tokens: list[np.ndarray] = []
+        self.messages: list[str] = []
         self.logprobs: list[np.ndarray] = []
 
     @property
@@ -71,6 +74,7 @@ class Turns:
             logprobs=np.concatenate(self.logprobs),
             finish_reason=reply.finish,
             mask=np.concatenate(wrote) if len(wrote) > 1 else None,
+            messages=tuple(self.messages),
             status=reply.status,
             detail=reply.detail,
         )
@@ -117,6 +121,7 @@ class OpenTurns:
                 yield slot, self._end(slot, Reply(finish="length"))
             else:
                 turns.add(np.asarray(reply.tokens, np.int32), np.zeros(len(reply.tokens), np.float32))
+                turns.messages.append(reply.text)
                 yield slot, turns
 
     def _end(self, slot: int, reply: Reply) -> Response:

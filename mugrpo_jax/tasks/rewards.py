@@ -1,9 +1,6 @@
 """Find rewards by name. A reward is a function `reward(response, problem)`; 1.0 means a right answer."""
 
 import functools
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -12,6 +9,7 @@ from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
 from mugrpo_jax.tasks.code_tests import read_tests
 from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
+from mugrpo_jax.tasks.own_functions import own_function
 from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
@@ -83,28 +81,11 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
     True
     >>> load_reward("mugrpo_jax.tasks.rewards:exact_rewards")
     Traceback (most recent call last):
-    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards'
+    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards', did you mean ...
     """
     if name in CODE_REWARDS and unsafe_sandbox:
         unsafe: RewardFunction = functools.partial(_CODE[name], unsafe=True)
         return unsafe
     if name in REWARDS:
         return REWARDS[name]
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
-        raise ValueError(f"reward is {name!r}; possible: {', '.join(REWARDS)} or module:function")
-    # A reward may be in the working folder. The folder goes last, so that no file in it hides a package.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}") from error
-    function = getattr(module, attribute, None)
-    if function is None:
-        raise ValueError(f"reward {name!r}: the module has no {attribute!r}")
-    if not callable(function):
-        raise ValueError(
-            f"reward {name!r} is a {type(function).__name__}; possible: a function (text, problem)"
-        )
-    return function
+    return own_function("reward", name, REWARDS, "(text, problem)")

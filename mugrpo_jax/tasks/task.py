@@ -17,6 +17,10 @@ class Problem:
       prompt: plain text, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's template.
       answer: the right answer, in the form that the reward expects.
       solution: a worked solution, to train on in a warm start; None if there is none.
+      turns: the worked solution as turns of the model and messages of the environment, one after the other,
+        for tasks with an environment; `solution` is then their text together.
+      conversation: while a response is scored that an environment answered: the prompt and all turns and
+        messages; otherwise empty.
       place: the file and line that the problem was read from, for error messages; empty if there is none.
     """
 
@@ -24,6 +28,8 @@ class Problem:
     prompt: Prompt
     answer: str
     solution: str | None = None
+    turns: tuple[str, ...] = ()
+    conversation: tuple[Message, ...] = field(default=(), compare=False)
     place: str = field(default="", compare=False)
 
     def __str__(self) -> str:

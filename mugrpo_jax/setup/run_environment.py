@@ -1,0 +1,82 @@
+"""From a config to the environment of a run: open it, check it, and the tokens with which it meets the model."""
+
+from collections.abc import Sequence
+
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.rollouts.conversations import Conversations
+from mugrpo_jax.sampling.messages import encode_message, stop_tokens
+from mugrpo_jax.sampling.requests import MAX_STOPS
+from mugrpo_jax.tasks import Problem, load_environment, open_environment
+
+
+def open_conversations(
+    config: RunConfig, tokenizer: Tokenizer, *, workers: int | None = None
+) -> Conversations | None:
+    """Open the environment of a config, which the caller must close; None if it has none.
+
+    `workers` replaces `environment.workers`.
+    """
+    section = config.environment
+    if section.name is None:
+        return None
+    environment = open_environment(
+        section.name,
+        section.options,
+        workers=section.workers if workers is None else workers,
+        deadline_s=section.deadline,
+        memory_mb=config.task.scorer_memory_mb,
+    )
+    return Conversations(environment, tokenizer, section.max_turns, section.role)
+
+
+def turn_ends(config: RunConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that end a turn of the model."""
+    try:
+        found = stop_tokens(tokenizer, config.environment.stop)
+    except ValueError as error:
+        raise ConfigError(f"environment.stop: {error}") from None
+    if len(found) > MAX_STOPS:
+        most = MAX_STOPS - len(tokenizer.eos_ids)
+        raise ConfigError(
+            f"environment.stop: {len(config.environment.stop)} texts; at most {most} are possible"
+        )
+    return found
+
+
+def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem]) -> str:
+    """Import the environment and call it once, with the worked solution or the answer as the model's turn.
+
+    Returns a line of text about its reply; empty without an environment or without problems.
+    """
+    section = config.environment
+    if section.name is None:
+        return ""
+    turn_ends(config, tokenizer)
+    try:
+        load_environment(section.name, section.options)
+    except ValueError as error:
+        raise ConfigError(f"environment.name: {error}") from error
+    if not problems or config.task.max_failed == 1:
+        return ""
+    problem = problems[0]
+    turn = next(iter(problem.turns), problem.solution or problem.answer)
+    conversations = open_conversations(config, tokenizer, workers=0 if section.workers == 0 else 1)
+    assert conversations is not None
+    with conversations.environment as environment:
+        said = (*conversations.conversation(problem.prompt, [], []), {"role": "assistant", "content": turn})
+        answer = environment.ask(said, problem).result()
+    if answer.status == "ok" and answer.message is not None:
+        try:
+            last = tokenizer.end_id(chat=not isinstance(problem.prompt, str))
+            chat = not isinstance(problem.prompt, str)
+            encode_message(tokenizer, answer.message, chat=chat, last=last, role=section.role)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"environment {section.name!r}: its message has no tokens: {error}") from error
+    if answer.status != "ok":
+        raise ConfigError(
+            f"environment {section.name!r} fails for {problem} after the turn {turn[:60]!r}: {answer.status} "
+            f"({answer.detail}); mend it, or allow such failures with task.max_failed=1"
+        )
+    said_next = "ends the response" if answer.message is None else f"says {answer.message[:60]!r}"
+    return f"environment {section.name} {said_next} after the turn {turn[:60]!r}"
