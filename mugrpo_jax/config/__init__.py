@@ -1,5 +1,6 @@
 """The config of a run: frozen dataclasses, read from YAML files and overrides such as `batch.stages=2`."""
 
+from mugrpo_jax.config.environment import EnvironmentSection as EnvironmentSection
 from mugrpo_jax.config.loading import changed as changed
 from mugrpo_jax.config.loading import load as load
 from mugrpo_jax.config.nested_dicts import build as build
@@ -11,7 +12,6 @@ from mugrpo_jax.config.run_config import CHOSEN_AT_START as CHOSEN_AT_START
 from mugrpo_jax.config.run_config import MOST_CHOSEN_TOKENS as MOST_CHOSEN_TOKENS
 from mugrpo_jax.config.run_config import UNTIL_RESPONSES as UNTIL_RESPONSES
 from mugrpo_jax.config.run_config import RunConfig as RunConfig
-from mugrpo_jax.config.environment import EnvironmentSection as EnvironmentSection
 from mugrpo_jax.config.sections import BatchSection as BatchSection
 from mugrpo_jax.config.sections import CheckpointsSection as CheckpointsSection
 from mugrpo_jax.config.sections import OptimizerSection as OptimizerSection

@@ -26,7 +26,7 @@ class EnvironmentSection(Section):
     )
     deadline: float = setting(
         5.0,
-        "seconds for one message; a slower one ends the response with the finish reason `timeout` and reward 0",
+        "seconds for one message; a slower one ends the response with the finish reason `timeout`, reward 0",
         above=0,
         most=86_400,
     )

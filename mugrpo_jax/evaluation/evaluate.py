@@ -39,7 +39,8 @@ class GeneratedResponse:
     `length` is in tokens, `finish_reason` is `stop`, or `length` at the limit, and `prompt` is the prompt as
     the model got it, which results files keep. If an environment answered the model, `text` is the last turn,
     `length` counts the tokens that the model wrote, `messages` the messages of the environment, and
-    `conversation` has everything that was said. `failure` is the status of an environment that failed, and the reason.
+    `conversation` has everything that was said. `failure` is the status of an environment that failed, and
+    the reason.
     """
 
     index: int

@@ -180,7 +180,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
 
 
 def _answered(run: RunContext, manifest: dict[str, Any]) -> dict[str, float]:
-    """Return the share of responses that the environment answered, and its messages and tokens per response."""
+    """Return the share of responses with messages of the environment, and its messages per response."""
     if run.config.environment.name is None:
         return {}
     names = {"answered": "answered_responses", "messages": "messages", "message_tokens": "message_tokens"}

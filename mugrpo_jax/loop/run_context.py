@@ -126,7 +126,8 @@ class RunContext:
     @functools.cached_property
     def conversations(self) -> Conversations | None:
         """Asks the environment, which is started when it is first used; None if the run has none."""
-        found = open_conversations(self.config, self.setup.tokenizer)
+        memory = self.config.task.scorer_memory_mb
+        found = open_conversations(self.config.environment, self.setup.tokenizer, memory)
         if found is not None:
             self.resources.enter_context(found.environment)
         return found

@@ -156,7 +156,7 @@ def append_tokens(
     Args:
       params: from `decode_params`.
       cache: the whole cache; `cache.lengths [M]` are the filled entries of the M chosen rows alone.
-      rows: `[M]` int32, the numbers of the chosen rows, all different. A number beyond the last row is ignored.
+      rows: `[M]` int32, the numbers of the chosen rows, all different. Numbers beyond the last are ignored.
       tokens: `[M, T]` int32, the appended tokens, right-padded.
       counts: `[M]` int32, how many of the T tokens to append.
     """

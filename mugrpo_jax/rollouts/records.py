@@ -44,6 +44,11 @@ class Rollout:
     mask: np.ndarray | None = None
 
     @property
+    def wrote(self) -> np.ndarray:
+        """`[n]` bool, True on the tokens that the model wrote."""
+        return np.ones(len(self.tokens), bool) if self.mask is None else self.mask
+
+    @property
     def written(self) -> int:
         """Number of tokens that the model wrote."""
         return len(self.tokens) if self.mask is None else int(self.mask.sum())

@@ -39,9 +39,9 @@ class Update:
     """The data of one optimizer update.
 
     Attributes:
-      micro_batches: one dict per micro-batch. `mask` (1 on tokens that the model wrote), `behavior_logp` and, if it is
-        known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is
-        packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
+      micro_batches: one dict per micro-batch. `mask` (1 on tokens that the model wrote), `behavior_logp` and,
+        if it is known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and
+        `tokens` is packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
         `padded_from`. Unused rows have mask 0.
       denominator: the number by which the sum over all tokens of the update is divided.
       metrics: mean reward, response lengths, share of equal groups and so on.

@@ -3,6 +3,7 @@
 from mugrpo_jax.models import Tokenizer
 
 _EXAMPLE = ({"role": "user", "content": "a question"}, {"role": "assistant", "content": "the answer"})
+_MORE = "another question"
 
 
 def encode_message(
@@ -10,8 +11,8 @@ def encode_message(
 ) -> list[int]:
     """Return the tokens between the end of a turn and the start of the next turn.
 
-    For plain text prompts these are the tokens of the message. For chats it is the message as the chat template
-    writes it behind an answer, with everything that the template puts around it.
+    For plain text prompts these are the tokens of the message. For chats it is the message as the chat
+    template writes it behind an answer, with everything that the template puts around it.
 
     Args:
       chat: whether the prompt is a chat.
@@ -20,15 +21,20 @@ def encode_message(
     """
     if not (chat and tokenizer.has_chat_template):
         return tokenizer.encode(message)
-    before = tokenizer.chat(_EXAMPLE, add_generation_prompt=False)
-    whole = tokenizer.chat([*_EXAMPLE, {"role": role, "content": message}])
+    before = tokenizer.encode(_behind_answer(tokenizer, _MORE, role).partition(_MORE)[0])
     ends = [place for place, token in enumerate(before) if token in tokenizer.eos_ids]
-    if not ends or whole[: ends[-1] + 1] != before[: ends[-1] + 1]:
+    if not ends:
         raise ValueError(
             "the chat template does not put an end token behind an answer, so that no message can follow it; "
             "use plain text prompts"
         )
-    return whole[ends[-1] + (last in tokenizer.eos_ids) :]
+    return tokenizer.encode(_behind_answer(tokenizer, message, role))[ends[0] + (last in tokenizer.eos_ids) :]
+
+
+def _behind_answer(tokenizer: Tokenizer, message: str, role: str) -> str:
+    """Return what the chat template writes behind an answer if this message follows it."""
+    text = tokenizer.chat_text([*_EXAMPLE, {"role": role, "content": message}])
+    return text.partition(_EXAMPLE[1]["content"])[2]
 
 
 def stop_tokens(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[int]:

@@ -286,8 +286,8 @@ def pack_message(size: int, slot: int, start: int, tokens: np.ndarray, left: int
 def no_messages(plan: SamplerPlan) -> np.ndarray:
     """Return entries for `extend` that it ignores, because their slots are beyond the last slot.
 
-    The columns are the slot, its filled cache entries, the number of tokens to append, the token to feed next,
-    the number of tokens that may be sampled, and the appended tokens.
+    The columns are the slot, its filled cache entries, the number of tokens to append, the token to feed
+    next, the number of tokens that may be sampled, and the appended tokens.
     """
     entries = np.zeros((plan.message_rows, _MESSAGE_FACTS + plan.message_tokens), np.int32)
     entries[:, 0] = np.arange(plan.slots, plan.slots + plan.message_rows)

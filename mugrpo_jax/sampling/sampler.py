@@ -84,8 +84,8 @@ class Sampler:
         """Sample all requests and yield the responses in the order in which they finish.
 
         If `requests` is a sequence, all requests are checked before sampling starts. If it is an iterator,
-        each request is read and checked shortly before its samples start. `ask` asks an environment after each
-        turn of the model; the plan must have been made with `turns=True`.
+        each request is read and checked shortly before its samples start. `ask` asks an environment after
+        each turn of the model; the plan must have been made with `turns=True`.
         """
         self._open()
         if ask is not None and not self.plan.turns:

@@ -1,4 +1,4 @@
-"""Responses of several turns: after a turn of the model, an environment may say something and the model goes on.
+"""Responses of several turns: after a turn of the model, an environment may answer, and the model goes on.
 
 A response stays one sequence of tokens: the model's turns, and between them the environment's messages. It
 keeps its slot and the KV cache in it, so that only the message is computed before the next turn.
@@ -98,7 +98,7 @@ class OpenTurns:
     def end_turn(
         self, slot: int, request: Request, number: int, tokens: np.ndarray, logprobs: np.ndarray
     ) -> Response | None:
-        """Add a turn that the model has ended and ask the environment; return the response if it ends here."""
+        """Add a turn that the model has ended and ask the environment; return a response that ends here."""
         turns = self._so_far.setdefault(slot, Turns(request, number))
         turns.add(tokens, logprobs)
         if not turns.stopped:
@@ -129,7 +129,7 @@ class OpenTurns:
 
 
 def message_entries(plan: SamplerPlan, messages: dict[int, Turns]) -> Iterator[list[Any]]:
-    """Yield the entries of successive calls of `extend` that put the last message of each response in its slot.
+    """Yield the entries for calls of `extend` that put the last message of each response into its slot.
 
     A long message needs several calls. Its pieces do not depend on the other messages.
     """

@@ -46,8 +46,8 @@ class Solution(NamedTuple):
 def solution_tokens(config: RunConfig, tokenizer: Tokenizer, problem: Problem) -> Solution:
     """Return the tokens of a worked solution and the end token; raise an error if it is too long.
 
-    The end token is the one with which the model ends a response to this kind of prompt, see `end_id`. With an
-    environment, the messages in `Problem.turns` have the tokens that they have in a response.
+    The end token is the one with which the model ends a response to this kind of prompt, see `end_id`. With
+    an environment, the messages in `Problem.turns` have the tokens that they have in a response.
     """
     if problem.solution is None:
         raise ConfigError(f"{problem}: no worked solution; a warm start needs one for each")
@@ -71,7 +71,7 @@ def _parts(
     config: RunConfig, tokenizer: Tokenizer, problem: Problem, turns: Sequence[str]
 ) -> list[list[int]]:
     """Return the tokens of the model's turns and of the messages between them."""
-    chat, ends = not isinstance(problem.prompt, str), turn_ends(config, tokenizer)
+    chat, ends = not isinstance(problem.prompt, str), turn_ends(config.environment, tokenizer)
     parts: list[list[int]] = []
     for place, text in enumerate(turns):
         if place % 2:

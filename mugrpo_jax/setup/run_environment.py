@@ -1,8 +1,8 @@
-"""From a config to the environment of a run: open it, check it, and the tokens with which it meets the model."""
+"""Open and check the environment that a config names."""
 
 from collections.abc import Sequence
 
-from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.config import ConfigError, EnvironmentSection, RunConfig
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.sampling.messages import encode_message, stop_tokens
@@ -11,13 +11,12 @@ from mugrpo_jax.tasks import Problem, load_environment, open_environment
 
 
 def open_conversations(
-    config: RunConfig, tokenizer: Tokenizer, *, workers: int | None = None
+    section: EnvironmentSection, tokenizer: Tokenizer, memory_mb: int, *, workers: int | None = None
 ) -> Conversations | None:
     """Open the environment of a config, which the caller must close; None if it has none.
 
-    `workers` replaces `environment.workers`.
+    `memory_mb` is `task.scorer_memory_mb`, and `workers` replaces `environment.workers`.
     """
-    section = config.environment
     if section.name is None:
         return None
     environment = open_environment(
@@ -25,22 +24,20 @@ def open_conversations(
         section.options,
         workers=section.workers if workers is None else workers,
         deadline_s=section.deadline,
-        memory_mb=config.task.scorer_memory_mb,
+        memory_mb=memory_mb,
     )
     return Conversations(environment, tokenizer, section.max_turns, section.role)
 
 
-def turn_ends(config: RunConfig, tokenizer: Tokenizer) -> list[int]:
+def turn_ends(section: EnvironmentSection, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that end a turn of the model."""
     try:
-        found = stop_tokens(tokenizer, config.environment.stop)
+        found = stop_tokens(tokenizer, section.stop)
     except ValueError as error:
         raise ConfigError(f"environment.stop: {error}") from None
     if len(found) > MAX_STOPS:
         most = MAX_STOPS - len(tokenizer.eos_ids)
-        raise ConfigError(
-            f"environment.stop: {len(config.environment.stop)} texts; at most {most} are possible"
-        )
+        raise ConfigError(f"environment.stop: {len(section.stop)} texts; at most {most} are possible")
     return found
 
 
@@ -52,7 +49,7 @@ def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequenc
     section = config.environment
     if section.name is None:
         return ""
-    turn_ends(config, tokenizer)
+    turn_ends(section, tokenizer)
     try:
         load_environment(section.name, section.options)
     except ValueError as error:
@@ -61,15 +58,16 @@ def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequenc
         return ""
     problem = problems[0]
     turn = next(iter(problem.turns), problem.solution or problem.answer)
-    conversations = open_conversations(config, tokenizer, workers=0 if section.workers == 0 else 1)
+    workers = 0 if section.workers == 0 else 1
+    conversations = open_conversations(section, tokenizer, config.task.scorer_memory_mb, workers=workers)
     assert conversations is not None
     with conversations.environment as environment:
         said = (*conversations.conversation(problem.prompt, [], []), {"role": "assistant", "content": turn})
         answer = environment.ask(said, problem).result()
     if answer.status == "ok" and answer.message is not None:
         try:
-            last = tokenizer.end_id(chat=not isinstance(problem.prompt, str))
             chat = not isinstance(problem.prompt, str)
+            last = tokenizer.end_id(chat=chat)
             encode_message(tokenizer, answer.message, chat=chat, last=last, role=section.role)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"environment {section.name!r}: its message has no tokens: {error}") from error

@@ -66,7 +66,7 @@ class RunSetup:
     @functools.cached_property
     def stop_ids(self) -> list[int]:
         """The tokens that end a turn of the model, and without an environment its response."""
-        return turn_ends(self.config, self.tokenizer)
+        return turn_ends(self.config.environment, self.tokenizer)
 
     def solution_tokens(self, problem: Problem) -> problem_tokens.Solution:
         """Return the tokens of a worked solution and the end token; raise an error if it is too long."""

@@ -1,9 +1,9 @@
 """Environments: functions that answer the model, so that a response has several turns.
 
 An environment is a function `environment(conversation, problem)`. The conversation is a list of messages
-(`{"role": ..., "content": ...}`): the prompt, and then in turn what the model wrote (`assistant`) and what the
-environment said. The function returns the next message as text, or None if the response ends here. It depends on
-its arguments alone, so that a run that resumes gets the same messages.
+(`{"role": ..., "content": ...}`): the prompt, and then in turn what the model wrote (`assistant`) and what
+the environment said. The function returns the next message as text, or None if the response ends here. It
+depends on its arguments alone, so that a run that resumes gets the same messages.
 """
 
 import functools
@@ -49,7 +49,7 @@ def load_environment(name: str, options: Mapping[str, Any] | None = None) -> Env
 
     >>> load_environment("calculater")
     Traceback (most recent call last):
-    ValueError: environment is 'calculater', did you mean 'calculator'? possible: calculator or module:function
+    ValueError: environment is 'calculater', did you mean 'calculator'? possible: calculator or ...
     """
     arguments = "(conversation, problem)"
     function = ENVIRONMENTS.get(name) or own_function("environment", name, ENVIRONMENTS, arguments)
@@ -86,6 +86,7 @@ class Environment(ABC):
     def ask(self, conversation: Sequence[Message], problem: Problem) -> "Future[Answer]":
         """Start to ask what follows the last turn. The result of the future is the answer."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release all resources."""
 
@@ -107,6 +108,9 @@ class InlineEnvironment(Environment):
         future: Future[Answer] = Future()
         future.set_result(call_environment(self._function, conversation, problem))
         return future
+
+    def close(self) -> None:
+        """Do nothing, because there are no resources to release."""
 
 
 class EnvironmentPool(Environment):

@@ -81,7 +81,7 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
     True
     >>> load_reward("mugrpo_jax.tasks.rewards:exact_rewards")
     Traceback (most recent call last):
-    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards', did you mean ...
+    ValueError: reward 'mugrpo_jax.tasks.rewards:exact_rewards': the module has no 'exact_rewards', did ...
     """
     if name in CODE_REWARDS and unsafe_sandbox:
         unsafe: RewardFunction = functools.partial(_CODE[name], unsafe=True)

@@ -1,7 +1,7 @@
 """Call a reward or an environment for each line of standard input; write the results to standard output.
 
-`worker_pool.WorkerPool` starts this script as a worker process. Calls and results are lines of JSON. The first
-line of the input has the name of the function and the limits for time and memory.
+`worker_pool.WorkerPool` starts this script as a worker process. Calls and results are lines of JSON. The
+first line of the input has the name of the function and the limits for time and memory.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Worker processes that call a user's function with a deadline: a reward or an environment.
 
-At the deadline of a call, its worker is killed and a new worker starts. If a worker crashes, only its own call
-fails. Each worker has its own process group, so that the processes which the function starts are killed with
-the worker. This process has one thread per worker, which waits for replies. Workers are new Python
+At the deadline of a call, its worker is killed and a new worker starts. If a worker crashes, only its own
+call fails. Each worker has its own process group, so that the processes which the function starts are killed
+with the worker. This process has one thread per worker, which waits for replies. Workers are new Python
 interpreters and not forks, because this process may use an accelerator.
 """
 

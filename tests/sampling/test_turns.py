@@ -1,5 +1,6 @@
-"""Responses of several turns: exact masks and log-probs, the same in any company, and every end has a reason."""
+"""Responses of several turns: masks and log-probs are exact, in any company, and every end has a reason."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
@@ -72,9 +73,7 @@ def test_three_turns_are_one_sequence_whose_logprobs_are_the_training_forward_pa
         assert r.mask.tolist() == mask and place == len(r.tokens) and r.status == "ok"
 
 
-def test_a_response_of_several_turns_does_not_depend_on_its_company_or_on_when_it_is_answered(
-    turns_sampler, model, plan
-):
+def test_a_response_of_several_turns_does_not_depend_on_its_company_or_on_when_it_is_answered(turns_sampler):
     def found(sampler, wanted, ask):
         return {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in sampler.run(wanted, ask)}
 
@@ -83,17 +82,11 @@ def test_a_response_of_several_turns_does_not_depend_on_its_company_or_on_when_i
 
         def slow(turns):
             seconds = 0.002 * (turns.request.index % 3)
-            return threads.submit(lambda: threading_wait(seconds) or three_turns(turns).result())
+            return threads.submit(lambda: time.sleep(seconds) or three_turns(turns).result())
 
         assert found(turns_sampler, requests(6)[::-1], slow) == wanted
     alone = requests(6)[3]
     assert found(turns_sampler, [alone], three_turns) == {k: v for k, v in wanted.items() if k[0] == 3}
-
-
-def threading_wait(seconds):
-    import time
-
-    time.sleep(seconds)
 
 
 def test_a_prefix_is_not_computed_again(turns_sampler, monkeypatch):
