@@ -32,6 +32,7 @@ from mugrpo_jax.tasks import (
     Problem,
     Task,
     check_sandbox,
+    conversation_of,
     load_reward,
     load_task,
     task_maker,
@@ -170,8 +171,11 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
 
 def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
-        text = problem.turns[-1] if problem.turns else problem.solution or problem.answer
-        score = scorer.submit(text, problem).result()
+        said = problem.turns or (problem.solution or problem.answer,)
+        if config.environment.name is not None:
+            whole = conversation_of(problem.prompt, said, config.environment.role)
+            problem = dataclasses.replace(problem, conversation=whole)
+        score = scorer.submit(said[-1], problem).result()
     if score.status != "ok":
         raise ConfigError(
             f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "

@@ -9,7 +9,7 @@ import numpy as np
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.sampling import Reply, Response, Turns
 from mugrpo_jax.sampling.messages import encode_message
-from mugrpo_jax.tasks import Answer, Environment, Message, Problem, Prompt, Score, Scorer
+from mugrpo_jax.tasks import Answer, Environment, Message, Problem, Prompt, Score, Scorer, conversation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,10 @@ class Conversations:
         self, prompt: Prompt, turns: Sequence[np.ndarray], messages: Sequence[str]
     ) -> tuple[Message, ...]:
         """Return the prompt, the model's turns and the messages between them as messages of a chat."""
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        said: list[str] = []
         for place, turn in enumerate(turns):
-            said.append({"role": "assistant", "content": self.tokenizer.decode(turn.tolist())})
-            said += [{"role": self.role, "content": text} for text in messages[place : place + 1]]
-        return tuple(said)
+            said += [self.tokenizer.decode(turn.tolist()), *messages[place : place + 1]]
+        return conversation_of(prompt, said, self.role)
 
     def last_turn(self, response: Response, problem: Problem) -> tuple[str, Problem]:
         """Return what the reward gets: the model's last turn, and the problem with the whole conversation."""

@@ -7,7 +7,7 @@ from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.sampling.messages import encode_message, stop_tokens
 from mugrpo_jax.sampling.requests import MAX_STOPS
-from mugrpo_jax.tasks import Problem, load_environment, open_environment
+from mugrpo_jax.tasks import Problem, conversation_of, load_environment, open_environment
 
 
 def open_conversations(
@@ -62,7 +62,7 @@ def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequenc
     conversations = open_conversations(section, tokenizer, config.task.scorer_memory_mb, workers=workers)
     assert conversations is not None
     with conversations.environment as environment:
-        said = (*conversations.conversation(problem.prompt, [], []), {"role": "assistant", "content": turn})
+        said = conversation_of(problem.prompt, [turn], section.role)
         answer = environment.ask(said, problem).result()
     if answer.status == "ok" and answer.message is not None:
         try:

@@ -71,6 +71,7 @@ from mugrpo_jax.tasks.task import Prompt as Prompt
 from mugrpo_jax.tasks.task import RewardFunction as RewardFunction
 from mugrpo_jax.tasks.task import Task as Task
 from mugrpo_jax.tasks.task import Verdict as Verdict
+from mugrpo_jax.tasks.task import conversation_of as conversation_of
 from mugrpo_jax.tasks.weighted_scorer import WeightedScorer as WeightedScorer
 from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 

@@ -74,6 +74,17 @@ def as_prompt(text: str, chat: bool) -> Prompt:
     return ({"role": "user", "content": text},) if chat else text + "\n"
 
 
+def conversation_of(prompt: Prompt, said: Sequence[str], role: str = "user") -> tuple[Message, ...]:
+    """Return a conversation as messages: the prompt, then the model's turns and the messages between them.
+
+    >>> conversation_of("1+2=", ["1+2=", "3", ";3"])[1:]
+    ({'role': 'assistant', 'content': '1+2='}, {'role': 'user', 'content': '3'}, ...
+    """
+    start = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    roles = ("assistant", role)
+    return (*start, *({"role": roles[i % 2], "content": text} for i, text in enumerate(said)))
+
+
 class LazyProblems(Sequence[Problem]):
     """A sequence that calls `make(i)` whenever item `i` is read. `make(i)` must depend only on `i`."""
 
