@@ -11,11 +11,14 @@ from tiny_run import TINY_MODEL
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.evaluation.benchmarks import benchmark, default_settings, named_tasks
-from mugrpo_jax.loop import preflight, stages
+from mugrpo_jax.loop import preflight
+from mugrpo_jax.loop.generation_phase import generate_stage
+from mugrpo_jax.loop.held_out import held_out_accuracy
+from mugrpo_jax.loop.resume import resume, save_if_due
+from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.report.rollout_text import describe_rollouts
 from mugrpo_jax.rollouts import RolloutFolder, encode, open_stage, read_groups
-from mugrpo_jax.setup.trained_model import load_any_model
 
 CONFIG = (
     TINY_MODEL
@@ -26,7 +29,7 @@ environment: {name: "own_environments:count", stop: ["=", "+", "-", ",", ";"], m
 sampling: {max_prompt_tokens: 8, max_response_tokens: 24, slots: 8, prompts_per_shard: 2}
 batch: {prompts_per_update: 4, responses_per_prompt: 4, updates_per_stage: 1, stages: 1,
         tokens_per_micro_batch: 128, length_multiple: 32}
-evaluation: {problems: 4}
+evaluation: {problems: 2}
 report: {samples: 0}
 track_drift: false
 """
@@ -55,30 +58,38 @@ def place(program_folder):
         patch.chdir(program_folder)
         patch.setattr(sys, "path", [*sys.path, str(program_folder)])
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)
+        one = jax.devices()[:1]  # so that `benchmark` uses the programs that the run has compiled
+        patch.setattr(jax, "devices", lambda *_: one)
         yield program_folder
     sys.modules.pop("own_environments", None)
 
 
+def begin(place, folder):
+    """The start of a run: everything before its first update."""
+    with open_run(configs.load(place / "run.yaml"), folder) as run:
+        state, cursor = resume(run)
+        save_if_due(run, state, cursor, accuracy=held_out_accuracy(run, state, cursor))
+        generate_stage(run, state, 0, cursor)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def whole(place):
-    stages.train(configs.load(place / "run.yaml"), place / "whole")
-    return place / "whole"
+    return begin(place, place / "whole")
 
 
 def outcome(run):
-    """Everything that must be the same: weights, metrics without seconds, rollouts."""
+    """Everything that must be the same: metrics without seconds, rollouts."""
     journal = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in journal:
         record.pop("seconds", None)
     groups = read_groups(open_stage(run / "rollouts" / "stage-000"))
-    params = jax.device_get(load_any_model(run, dtype=np.float32).params)
-    return journal, [encode(group) for group in groups], [leaf.tobytes() for leaf in jax.tree.leaves(params)]
+    return journal, [encode(group) for group in groups]
 
 
-def test_every_end_of_a_response_is_counted_and_only_the_model_is_trained(whole):
+def test_every_end_of_a_response_is_counted_and_masks_are_stored(whole):
     journal = outcome(whole)[0]
     (stage,) = (record for record in journal if record["kind"] == "stage")
-    (update,) = (record for record in journal if record["kind"] == "update")
     rollouts = [r for g in read_groups(open_stage(whole / "rollouts" / "stage-000")) for r in g.rollouts]
     finishes = {r.finish for r in rollouts}
     assert {"turns", "environment"} < finishes <= {"turns", "environment", "length", "stop"}
@@ -91,12 +102,10 @@ def test_every_end_of_a_response_is_counted_and_only_the_model_is_trained(whole)
     assert stage["answered"] == len(masked) / 16 > 0.3 and stage["equal_groups"] < 1
     assert all((r.logprobs[~r.mask] == 0).all() and (r.logprobs[r.mask] < 0).all() for r in masked)
     assert all(1 <= np.diff(r.mask).sum() // 2 <= 2 for r in masked)  # at most three turns
-    written = sum(r.written for r in rollouts)
-    assert update["tokens"] == update["response_tokens"] == stage["response_tokens"] == written
-    assert update["gap_max"] < 1e-5
+    assert stage["response_tokens"] == sum(r.written for r in rollouts)
     assert "[environment: 1" in describe_rollouts(whole, show=16)
-    held_out = [record for record in journal if record["kind"] == "evaluation"]
-    assert len(held_out) == 2 and max(record["answered"] for record in held_out) > 0
+    (held_out,) = (record for record in journal if record["kind"] == "evaluation")
+    assert held_out["answered"] > 0
 
 
 def test_a_run_that_is_killed_between_two_shards_ends_as_if_nothing_had_happened(place, whole, monkeypatch):
@@ -109,11 +118,10 @@ def test_a_run_that_is_killed_between_two_shards_ends_as_if_nothing_had_happened
         write(self, shard, groups)
 
     monkeypatch.setattr(RolloutFolder, "write_shard", killed)
-    config = configs.load(place / "run.yaml")
     with pytest.raises(KeyboardInterrupt):
-        stages.train(config, place / "killed")
+        begin(place, place / "killed")
     monkeypatch.setattr(RolloutFolder, "write_shard", write)
-    stages.train(config, place / "killed")
+    begin(place, place / "killed")
     assert len(written) == 1 and outcome(place / "killed") == outcome(whole)
 
 
