@@ -1,8 +1,24 @@
 """Environments: loaded by name, called in time, and every failure has a status."""
 
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from mugrpo_jax.tasks import Answer, Problem, calculator, load_environment, load_task, open_environment
+from mugrpo_jax.tasks import (
+    Answer,
+    Problem,
+    calculator,
+    conversation_of,
+    load_environment,
+    load_reward,
+    load_task,
+    open_environment,
+)
 from mugrpo_jax.tasks.environments import InlineEnvironment
 
 STRANGE = "strange_environments:environment"
@@ -83,3 +99,26 @@ def test_worked_solutions_of_tool_sums_are_what_the_calculator_says():
     assert all(problem.solution == "".join(problem.turns) for problem in task.train)
     with pytest.raises(ValueError, match="tool_sums: guesses is 2; possible: a number from 0 to 1"):
         load_task("tool_sums", guesses=2)
+
+
+def test_the_environment_of_the_guide_plays_its_game(tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "environment.md").read_text()
+    (tmp_path / "guess.py").write_text(re.search(r"^```python\n(.*?)^```", guide, re.M | re.S)[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written = subprocess.run([sys.executable, "guess.py"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "numbers.jsonl").write_text(written)
+    task = load_task("dataset", train="numbers.jsonl")
+    problem = task.train[41]
+    assert len(task.train) == 100 and problem.answer == "42"
+    ask, reward = load_environment("guess:guess_number", {"most": 100}), load_reward("guess:few_guesses")
+    said = []
+    for guess in ("I guess.", "50", "40", "It is 42"):
+        said.append(guess)
+        message = ask(conversation_of(problem.prompt, said), problem)
+        said += [] if message is None else [message]
+    assert said[1::2] == ["Guess a number from 1 to 100.", "It is lower.", "It is higher."]
+    whole = dataclasses.replace(problem, conversation=conversation_of(problem.prompt, said))
+    assert reward(said[-1], whole) == 0.25 and reward("41", whole) == 0.0
+    assert json.loads(written.splitlines()[0])["answer"] == "1"
+    del sys.modules["guess"]
