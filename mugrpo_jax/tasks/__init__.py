@@ -43,6 +43,7 @@ from mugrpo_jax.tasks.environments import Answer as Answer
 from mugrpo_jax.tasks.environments import Environment as Environment
 from mugrpo_jax.tasks.environments import load_environment as load_environment
 from mugrpo_jax.tasks.environments import open_environment as open_environment
+from mugrpo_jax.tasks.gym_problems import reasoning_gym as reasoning_gym
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
@@ -84,6 +85,7 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
         "multiplication": multiplication,
         "programs": programs,
         "tool_sums": tool_sums,
+        "reasoning_gym": reasoning_gym,
     }
 )
 

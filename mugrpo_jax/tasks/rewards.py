@@ -8,6 +8,7 @@ from mugrpo_jax.tasks.code_answers import program_of
 from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
 from mugrpo_jax.tasks.code_tests import read_tests
 from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
+from mugrpo_jax.tasks.gym_problems import gym_answer, gym_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
 from mugrpo_jax.tasks.own_functions import own_function
 from mugrpo_jax.tasks.task import Problem, RewardFunction
@@ -38,6 +39,7 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
         "arithmetic": arithmetic_reward,
         "countdown": countdown_reward,
         "math": math_reward,
+        "reasoning_gym": gym_reward,
         **_CODE,
     }
 )
@@ -63,6 +65,7 @@ ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
         ),
         "countdown": countdown_answer,
         "math": vote_answer,
+        "reasoning_gym": gym_answer,
         "code": program_of,
         "code_partial": program_of,
     }
