@@ -15,7 +15,9 @@ class EnvironmentSection(Section):
     )
     options: dict[str, Any] = setting({}, "keyword arguments of the environment")
     stop: tuple[str, ...] = setting(
-        (), "texts that end a turn, besides the model's end token; each must be one token of the model"
+        (),
+        "texts that end a turn, besides the model's end token; a text that is not one token of the model is "
+        "found after some more tokens, which are thrown away",
     )
     role: Literal["user", "tool"] = setting("user", "role of the environment's messages in a chat template")
     max_turns: int = setting(

@@ -4,7 +4,6 @@
 problems, and every host calls `summarise` with the rows of all hosts.
 """
 
-import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -90,8 +89,8 @@ def sampled_responses(
         ]
         prompts = {i: prompt_text(tokenizer, problem.prompt) for i, problem in problems.items()}
         with open_sampler(requests) as sampler, progress.bar(len(wanted), title, "resp") as bar:
-            ask = None if conversations is None else functools.partial(conversations.ask, problems)
-            for response in sampler.run(requests, ask):
+            dialogue = None if conversations is None else conversations.dialogue(problems)
+            for response in sampler.run(requests, dialogue):
                 text = tokenizer.decode(response.tokens.tolist())
                 said: tuple[Message, ...] = ()
                 if conversations is not None:

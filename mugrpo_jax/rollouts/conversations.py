@@ -1,14 +1,15 @@
 """Between the sampler, which knows tokens, and an environment, which knows text."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
 from mugrpo_jax.models import Tokenizer
-from mugrpo_jax.sampling import Reply, Response, Turns
-from mugrpo_jax.sampling.messages import encode_message
+from mugrpo_jax.sampling import Dialogue, Reply, Response, Turns
+from mugrpo_jax.sampling.messages import encode_message, turn_end
 from mugrpo_jax.tasks import Answer, Environment, Message, Problem, Prompt, Score, Scorer, conversation_of
 
 
@@ -19,12 +20,19 @@ class Conversations:
     Attributes:
       max_turns: most turns of the model in a response.
       role: role of the environment's messages.
+      stop: texts that end a turn, besides the stop tokens of a request.
     """
 
     environment: Environment
     tokenizer: Tokenizer
     max_turns: int
     role: str = "user"
+    stop: tuple[str, ...] = ()
+
+    def dialogue(self, problems: Mapping[int, Problem]) -> Dialogue:
+        """Return what `Sampler.run` takes; `problems` maps `Request.index` to a problem."""
+        ends = functools.partial(turn_end, self.tokenizer, self.stop) if self.stop else None
+        return Dialogue(functools.partial(self.ask, problems), ends)
 
     def ask(self, problems: Mapping[int, Problem], turns: Turns) -> "Future[Reply]":
         """Ask what follows the last turn; `problems` maps `Request.index` to a problem."""

@@ -106,8 +106,8 @@ def write_shards(
     """
     with ShardWriter(stage, wanted.problems, behaviors, answer_of) as writer:
         started = time.monotonic()
-        ask = None if conversations is None else functools.partial(conversations.ask, wanted.problems)
-        for response in sampler.run(wanted.requests, ask):
+        dialogue = None if conversations is None else conversations.dialogue(wanted.problems)
+        for response in sampler.run(wanted.requests, dialogue):
             problem = wanted.problems[response.index]
             writer.add(response, *submit(scorer, response, problem, tokenizer, conversations))
             progress.show_sampling(

@@ -1,6 +1,12 @@
 """Convert the messages of an environment to tokens, as they follow a turn of the model."""
 
+import bisect
+from collections.abc import Sequence
+
+import numpy as np
+
 from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.sampling.requests import MAX_STOPS
 
 _EXAMPLE = ({"role": "user", "content": "a question"}, {"role": "assistant", "content": "the answer"})
 _MORE = "another question"
@@ -37,15 +43,24 @@ def _behind_answer(tokenizer: Tokenizer, message: str, role: str) -> str:
     return text.partition(_EXAMPLE[1]["content"])[2]
 
 
-def stop_tokens(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[int]:
-    """Return the tokens that end a turn: the end tokens, and the token of each text in `stops`."""
-    found = set(tokenizer.eos_ids)
-    for text in stops:
-        ids = tokenizer.encode(text)
-        if len(ids) != 1:
-            raise ValueError(
-                f"{text!r} is {len(ids)} tokens of this model; possible: texts that are one token, such as a "
-                "special token, or an empty list, if the model ends its turns with its end token"
-            )
-        found.add(ids[0])
-    return sorted(found)
+def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> list[int]:
+    """Return the tokens that end a turn at once: end tokens, and the texts in `stops` that are one token.
+
+    The other texts end a turn too, see `turn_end`. At most `MAX_STOPS` tokens are possible.
+    """
+    found = sorted(tokenizer.eos_ids)
+    ids = [tokenizer.encode(text) for text in stops]
+    single = dict.fromkeys(one[0] for one in ids if len(one) == 1 and one[0] not in found)
+    return [*found, *single][:MAX_STOPS]
+
+
+def turn_end(tokenizer: Tokenizer, stops: Sequence[str], tokens: np.ndarray) -> int | None:
+    """Return the number of tokens after which the text of a turn has one of `stops`; None if it has none."""
+
+    def stopped(count: int) -> bool:
+        text = tokenizer.decode(tokens[:count].tolist())
+        return any(stop in text for stop in stops)
+
+    if not stopped(len(tokens)):
+        return None
+    return bisect.bisect_left(range(len(tokens)), True, lo=1, key=stopped)

@@ -11,7 +11,7 @@ from mugrpo_jax.sampling.engine import Engine, LoopResult
 from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
 from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
-from mugrpo_jax.sampling.turns import Ask, OpenTurns, Turns, message_entries
+from mugrpo_jax.sampling.turns import Dialogue, OpenTurns, Turns, message_entries
 
 
 @dataclasses.dataclass
@@ -118,12 +118,16 @@ class PromptQueue:
 class SlotScheduler:
     """Run some requests: assign their samples to free slots and collect the responses.
 
-    Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False. `ask`
-    asks the environment after a turn of the model; None: every response has one turn.
+    Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False.
+    `dialogue` asks the environment after a turn of the model; None: every response has one turn.
     """
 
     def __init__(
-        self, engine: Engine, stats: SamplerStats, requests: Iterator[Request], ask: Ask | None = None
+        self,
+        engine: Engine,
+        stats: SamplerStats,
+        requests: Iterator[Request],
+        dialogue: Dialogue | None = None,
     ) -> None:
         self.engine, self.plan, self.stats = engine, engine.plan, stats
         self.top_k = self.top_p = False  # whether any request so far uses top-k, top-p
@@ -138,7 +142,7 @@ class SlotScheduler:
         self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.recent = RecentTokens(self.plan)
         self.latest: LoopResult | None = None
-        self.turns = None if ask is None else OpenTurns(ask)
+        self.turns = None if dialogue is None else OpenTurns(dialogue)
         self.ended: list[Response] = []  # responses of several turns that were not yielded yet
 
     def fill(self) -> bool:
@@ -220,6 +224,12 @@ class SlotScheduler:
         """
         assert self.latest is not None
         self.stats.tokens += self.recent.add(self.latest.emitted)
+        for slot in list(self.busy) if open_turns.by_text else ():
+            start = int(self.starts[slot])
+            if open_turns.ends(self.recent.since(start, slot)[0]) is not None:
+                # The device samples on in this slot, until the next turn or sample starts there.
+                self.finished.append((slot, self.busy.pop(slot), start))
+                self.lengths[slot] = 0
         for slot, sample, start in self.finished:
             response = open_turns.end_turn(slot, *sample, *self.recent.since(start, slot))
             if response is not None:

@@ -53,11 +53,6 @@ class Turns:
         """How many more tokens the response may have."""
         return self.request.limits[self.number] - sum(map(len, self.tokens))
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the model itself ended its last turn, with a stop token."""
-        return int(self.tokens[-1][-1]) in self.request.stop
-
     def add(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Add a turn or a message."""
         self.tokens.append(tokens)
@@ -80,8 +75,18 @@ class Turns:
         )
 
 
-Ask = Callable[[Turns], "Future[Reply]"]
-"""Asks the environment what follows the last turn. It may be called again before the first reply is there."""
+@dataclasses.dataclass(frozen=True)
+class Dialogue:
+    """How an environment talks to the model.
+
+    Attributes:
+      ask: asks the environment what follows the last turn; several replies may be awaited at the same time.
+      turn_end: returns after how many of the tokens of a turn the turn ends, because its text has a stop text
+        there; None if it goes on. None in place of the function: only stop tokens end a turn.
+    """
+
+    ask: Callable[[Turns], "Future[Reply]"]
+    turn_end: Callable[[np.ndarray], int | None] | None = None
 
 
 class OpenTurns:
@@ -90,20 +95,29 @@ class OpenTurns:
     `asked` are the slots whose environment has not replied yet. Such a slot is neither busy nor free.
     """
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
         self._so_far: dict[int, Turns] = {}
         self.asked: dict[int, Future[Reply]] = {}
+
+    @property
+    def by_text(self) -> bool:
+        """Whether a text can end a turn, so that unfinished turns must be looked at."""
+        return self._dialogue.turn_end is not None
+
+    def ends(self, tokens: np.ndarray) -> int | None:
+        """Return after how many tokens a turn ends because of its text; None if it goes on."""
+        return None if self._dialogue.turn_end is None else self._dialogue.turn_end(tokens)
 
     def end_turn(
         self, slot: int, request: Request, number: int, tokens: np.ndarray, logprobs: np.ndarray
     ) -> Response | None:
-        """Add a turn that the model has ended and ask the environment; return a response that ends here."""
-        turns = self._so_far.setdefault(slot, Turns(request, number))
-        turns.add(tokens, logprobs)
-        if not turns.stopped:
+        """Add a turn that has ended and ask the environment; return the response if it has ended too."""
+        turns, cut = self._so_far.setdefault(slot, Turns(request, number)), self.ends(tokens)
+        turns.add(tokens[:cut], logprobs[:cut])
+        if cut is None and int(tokens[-1]) not in request.stop:
             return self._end(slot, Reply(finish="length"))
-        self.asked[slot] = self._ask(turns)
+        self.asked[slot] = self._dialogue.ask(turns)
         return None
 
     def replies(self, *, patient: bool) -> Iterator[tuple[int, Turns | Response]]:

@@ -79,6 +79,7 @@ def _parts(
             parts.append(encode_message(tokenizer, text, chat=chat, last=last, role=config.environment.role))
             continue
         ids = tokenizer.encode(text)
-        ended = ids and ids[-1] in ends and place < len(turns) - 1
+        stopped = (ids and ids[-1] in ends) or text.endswith(config.environment.stop or ("\0",))
+        ended = stopped and place < len(turns) - 1
         parts.append(ids if ended else [*ids, tokenizer.end_id(chat=chat)])
     return parts

@@ -6,7 +6,6 @@ from mugrpo_jax.config import ConfigError, EnvironmentSection, RunConfig
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.sampling.messages import encode_message, stop_tokens
-from mugrpo_jax.sampling.requests import MAX_STOPS
 from mugrpo_jax.tasks import Problem, conversation_of, load_environment, open_environment
 
 
@@ -26,19 +25,15 @@ def open_conversations(
         deadline_s=section.deadline,
         memory_mb=memory_mb,
     )
-    return Conversations(environment, tokenizer, section.max_turns, section.role)
+    return Conversations(environment, tokenizer, section.max_turns, section.role, section.stop)
 
 
 def turn_ends(section: EnvironmentSection, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that end a turn of the model."""
+    """Return the tokens that end a turn of the model at once."""
     try:
-        found = stop_tokens(tokenizer, section.stop)
-    except ValueError as error:
+        return stop_tokens(tokenizer, section.stop)
+    except ValueError as error:  # the tiny model does not have all characters
         raise ConfigError(f"environment.stop: {error}") from None
-    if len(found) > MAX_STOPS:
-        most = MAX_STOPS - len(tokenizer.eos_ids)
-        raise ConfigError(f"environment.stop: {len(section.stop)} texts; at most {most} are possible")
-    return found
 
 
 def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem]) -> str:

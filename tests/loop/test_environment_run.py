@@ -152,7 +152,8 @@ def test_the_command_eval_asks_the_environment_of_the_run(place, whole):
             "its message has no tokens: CharTokenizer: character",
         ),
         (["environment.options={a: 1}"], "unexpected keyword argument 'a'"),
-        (["environment.stop=['==']"], "environment.stop: '==' is 2 tokens of this model; possible: texts"),
+        (["environment.stop=['x']"], "environment.stop: CharTokenizer: character 'x' is not in the alphabet"),
+        (["environment.stop=['']"], "environment.stop.0. must not be empty"),
         (["environment.name=null"], "environment.*stop: it is set, but name is null"),
     ],
 )

@@ -1,5 +1,6 @@
 """Responses of several turns: masks and log-probs are exact, in any company, and every end has a reason."""
 
+import dataclasses
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax.models import token_logprobs
-from mugrpo_jax.sampling import Reply, Request, Sampler, request_seeds
+from mugrpo_jax.sampling import Dialogue, Reply, Request, Sampler, request_seeds
 
 STOP = tuple(range(8))  # about one token in twenty ends a turn
 
@@ -48,7 +49,7 @@ def test_three_turns_are_one_sequence_whose_logprobs_are_the_training_forward_pa
         asked.append(([part.tolist() for part in turns.tokens], turns.request.index, turns.sample))
         return three_turns(turns)
 
-    responses = list(turns_sampler.run(requests(6), ask))
+    responses = list(turns_sampler.run(requests(6), Dialogue(ask)))
     assert len(responses) == 12
     padded = np.zeros((12, 96), np.int32)
     for row, r in zip(padded, responses):
@@ -75,7 +76,10 @@ def test_three_turns_are_one_sequence_whose_logprobs_are_the_training_forward_pa
 
 def test_a_response_of_several_turns_does_not_depend_on_its_company_or_on_when_it_is_answered(turns_sampler):
     def found(sampler, wanted, ask):
-        return {(r.index, r.sample): (r.tokens.tolist(), r.finish_reason) for r in sampler.run(wanted, ask)}
+        return {
+            (r.index, r.sample): (r.tokens.tolist(), r.finish_reason)
+            for r in sampler.run(wanted, Dialogue(ask))
+        }
 
     wanted = found(turns_sampler, requests(6), three_turns)
     with ThreadPoolExecutor(3) as threads:
@@ -95,7 +99,7 @@ def test_a_prefix_is_not_computed_again(turns_sampler, monkeypatch):
     monkeypatch.setattr(
         turns_sampler._engine, "extend", lambda entries: (appended.extend(entries), extend(entries))
     )
-    responses = list(turns_sampler.run(requests(4), three_turns))
+    responses = list(turns_sampler.run(requests(4), Dialogue(three_turns)))
     messages = sum(int((~r.mask).sum()) for r in responses if r.mask is not None)
     assert sum(entry[2] for entry in appended) == messages > 0
     assert turns_sampler.stats.prompts == 4
@@ -111,18 +115,44 @@ def test_a_prefix_is_not_computed_again(turns_sampler, monkeypatch):
     ],
 )
 def test_an_environment_can_end_a_response(turns_sampler, reply, reason):
-    [response] = turns_sampler.run([Request([5, 9], [1], 80, stop=STOP)], lambda turns: done(reply))
+    [response] = turns_sampler.run([Request([5, 9], [1], 80, stop=STOP)], Dialogue(lambda turns: done(reply)))
     assert response.finish_reason == reason and response.mask is None
     assert (response.status, response.detail) == (reply.status, reply.detail)
     assert int(response.tokens[-1]) in STOP
 
 
 def test_a_response_of_several_turns_is_never_longer_than_its_limit(turns_sampler):
-    responses = list(turns_sampler.run(requests(6, limit=30), lambda turns: done(Reply(message(turns)))))
+    responses = list(
+        turns_sampler.run(requests(6, limit=30), Dialogue(lambda turns: done(Reply(message(turns)))))
+    )
     assert {r.finish_reason for r in responses} == {"length"}
     assert max(len(r.tokens) for r in responses) <= 30
 
 
 def test_a_plan_for_one_turn_takes_no_environment(sampler):
     with pytest.raises(ValueError, match="turns=True"):
-        sampler.run(requests(1), three_turns)
+        sampler.run(requests(1), Dialogue(three_turns))
+
+
+def test_a_turn_that_ends_by_its_text_is_the_turn_that_ends_by_its_token(turns_sampler):
+    """The same tokens end a turn, once on the device and once on the host, which throws the rest away."""
+
+    def turn_end(tokens):
+        places = np.flatnonzero(np.isin(tokens, STOP))
+        return int(places[0]) + 1 if len(places) else None
+
+    def found(wanted, dialogue):
+        run = turns_sampler.run(wanted, dialogue)
+        return {(r.index, r.sample): (r.tokens.tolist(), r.logprobs.tolist(), r.finish_reason) for r in run}
+
+    by_token = found(requests(6), Dialogue(three_turns))
+    free = [dataclasses.replace(request, stop=()) for request in requests(6)]
+    by_text = found(free, Dialogue(three_turns, turn_end))
+    assert by_text.keys() == by_token.keys() and {reason for _, _, reason in by_text.values()} == {
+        "stop",
+        "length",
+    }
+    for name, (tokens, logprobs, reason) in by_token.items():
+        assert by_text[name][0] == tokens and by_text[name][2] == reason
+        np.testing.assert_allclose(by_text[name][1], logprobs, atol=1e-5)
+    assert found(requests(6), Dialogue(three_turns)) == by_token  # nothing is left behind in the slots
