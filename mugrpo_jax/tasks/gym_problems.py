@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mugrpo_jax.tasks.synthetic_task import generated_task
+from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
 INSTRUCTION = "Write the answer between <answer> and </answer>."
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_INDICES = 1 << 31  # of the problems that a generator makes from one seed
 
 
 def reasoning_gym(
@@ -22,6 +21,7 @@ def reasoning_gym(
     generator: str = "",
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    size: int = 1 << 20,
     train: int = 100_000,
     test: int = 256,
     chat: bool = False,
@@ -35,14 +35,17 @@ def reasoning_gym(
     Args:
       generator: the name of a generator, such as `chain_sum`.
       options: the settings of the generator, without `seed` and `size`.
+      size: number of problems that the generator offers. A few generators prepare all of them at the start,
+        such as `acre` and `word_ladder`, and need a smaller number.
       chat: whether a prompt is a chat message instead of plain text.
       instruction: how to give the answer; it stands behind the question.
     """
-    facts = {"generator": generator, "seed": seed, "options": dict(options or {})}
+    check_integer("reasoning_gym", "size", size, 1, 1 << 31)
+    facts = {"generator": generator, "seed": seed, "size": size, "options": dict(options or {})}
     _dataset(json.dumps(facts, sort_keys=True))
 
     def draw(rng: random.Random) -> tuple[str, Problem]:
-        place = facts | {"index": rng.randrange(_INDICES)}
+        place = facts | {"index": rng.randrange(size)}
         entry = _entry(json.dumps(place, sort_keys=True))
         question = str(entry["question"])
         answer = json.dumps({"answer": str(entry["answer"])} | place)
@@ -104,7 +107,7 @@ def _dataset(facts: str) -> Any:
             possible = ", ".join(field for field in known if field not in ("seed", "size"))
             raise ValueError(f"reasoning_gym: {name} has no option {option!r}; possible: {possible}")
     try:
-        return gym.create_dataset(name, seed=wanted["seed"], size=_INDICES, **options)
+        return gym.create_dataset(name, seed=wanted["seed"], size=wanted["size"], **options)
     except Exception as error:  # generators check their options with assertions
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"reasoning_gym: {name} refuses its options: {reason}") from None
