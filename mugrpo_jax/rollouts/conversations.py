@@ -60,6 +60,8 @@ class Conversations:
         chat, last = not isinstance(prompt, str), int(turns.tokens[-1][-1])
         try:
             ids = encode_message(self.tokenizer, answer.message, chat=chat, last=last, role=self.role)
+            if not ids:
+                raise ValueError("the tokenizer gives none")
         except (ValueError, TypeError) as error:  # for example a character that the tiny model does not have
             detail = f"environment: the message {answer.message[:40]!r} has no tokens: {error}"
             return Reply(None, "", "environment", "invalid", detail)

@@ -92,3 +92,15 @@ def test_every_end_has_its_finish_reason_and_a_failed_environment_is_counted(
         start = functools.partial(submit, scorer, response, PROBLEM, LETTERS, conversations)
         assert start()[0].result().value == (0.0 if status == "ok" else -1.0)
         assert scorer.counts[status] == 1 and scorer.counts.total() == 1
+
+
+def test_a_message_without_tokens_is_a_failure():
+    class Silent(CharTokenizer):
+        def encode(self, text, *, start=False):
+            return []
+
+    asked = Conversations(Scripted(Answer("3")), Silent("0123456789+=;"), 3)
+    so_far = Turns(Request([1], [0], 99, stop=[1], index=7), 0)
+    so_far.add(np.array([4, 1], np.int32), np.zeros(2, np.float32))
+    reply = asked.ask({7: PROBLEM}, so_far).result()
+    assert (reply.tokens, reply.finish, reply.status) == (None, "environment", "invalid")
