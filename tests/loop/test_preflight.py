@@ -105,7 +105,7 @@ def test_overlong_prompts_are_dropped_if_asked_for(place):
         (["task.reward=nowhere:reward"], "reward 'nowhere:reward': cannot import 'nowhere'"),
         (
             ["task.reward=[{name: exact, weight: 1}, {name: exakt, weight: 1}]"],
-            "task.reward: reward is 'exakt'; possible: exact, arithmetic, countdown, math, code, code_",
+            "task.reward: reward is 'exakt', did you mean 'exact'? possible: exact, arithmetic, countdown,",
         ),
         (
             ["task.reward=[{name: 'my_rewards:fine', weight: 1}, {name: 'my_rewards:raises', weight: 1}]"],
