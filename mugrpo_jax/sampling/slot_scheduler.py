@@ -1,6 +1,5 @@
 """Assign samples to free slots, and collect the sampled tokens into responses. This runs on the host."""
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.sampling.engine import Engine, LoopResult
-from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
+from mugrpo_jax.sampling.programs import Rows, pack_entries
+from mugrpo_jax.sampling.prompt_queue import PromptQueue
+from mugrpo_jax.sampling.recent_tokens import RecentTokens
 from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
-from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 from mugrpo_jax.sampling.turns import Dialogue, OpenTurns, Turns, message_entries
 
 
@@ -38,81 +38,6 @@ class SamplerStats:
 
 
 _Sample = tuple[Request, int]  # a request, and the position of a sample in `request.seeds`
-
-
-class RecentTokens:
-    """A buffer of the tokens sampled in the latest steps: one row per slot, one column per step.
-
-    The tokens of a finished response are a slice of one row.
-    """
-
-    def __init__(self, plan: SamplerPlan) -> None:
-        self.kept = plan.max_length + plan.steps  # columns to keep; all unfinished responses began in them
-        self.tokens = np.empty((plan.slots, 2 * self.kept), np.int32)
-        self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
-        self.first = 0  # the step in column 0
-        self.filled = 0
-        self.ends: list[int] = []  # the column after each slot's last token
-
-    def add(self, emitted: Emitted) -> int:
-        """Append the output of a device loop; return how many tokens the loop sampled."""
-        steps = int(emitted.state[-1])
-        if self.filled + steps > self.tokens.shape[1]:
-            drop = self.filled - self.kept
-            for array in (self.tokens, self.logprobs):
-                array[:, : self.kept] = array[:, drop : self.filled]
-            self.first, self.filled = self.first + drop, self.kept
-        new = slice(self.filled, self.filled + steps)
-        self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
-        self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
-        # A slot samples from the start of the loop until its response ends, and is then free in this loop.
-        sampled = (self.tokens[:, new] >= 0).sum(1)
-        self.ends = (self.filled + sampled).tolist()
-        self.filled += steps
-        return int(sampled.sum())
-
-    def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens and log-probs of the response that began at `step` and ended in the latest loop."""
-        columns = slice(step - self.first, self.ends[slot])
-        return self.tokens[slot, columns].copy(), self.logprobs[slot, columns].copy()
-
-
-class PromptQueue:
-    """A queue of requests for each prompt bucket. The bucket with the oldest request is prefilled next.
-
-    Requests are read from their iterator only when they are needed. Which prompts are prefilled together
-    depends on the order of the requests, and not on the time at which they arrive.
-    """
-
-    def __init__(self, requests: Iterator[Request], plan: SamplerPlan) -> None:
-        self.plan = plan
-        self.buckets: dict[int, collections.deque[tuple[int, Request]]] = {}
-        self.count = 0
-        self._requests = enumerate(request for request in requests if len(request.seeds))
-
-    def __bool__(self) -> bool:
-        return self.count > 0 or self._read()
-
-    def take(self) -> tuple[int, list[Request]]:
-        """Remove the requests to prefill next; return their bucket and the requests."""
-        bucket, queue = min(self.buckets.items(), key=lambda item: item[1][0][0])
-        rows = self.plan.prefill_rows(bucket)
-        while len(queue) < rows and self.count < self.plan.slots and self._read():
-            pass
-        requests = [queue.popleft()[1] for _ in range(min(len(queue), rows))]
-        self.count -= len(requests)
-        if not queue:
-            del self.buckets[bucket]
-        return bucket, requests
-
-    def _read(self) -> bool:
-        """Read one more request and add it to its bucket; return False if there are no more requests."""
-        for place, request in self._requests:
-            bucket = next(size for size in self.plan.prompt_buckets if size >= len(request.prompt))
-            self.buckets.setdefault(bucket, collections.deque()).append((place, request))
-            self.count += 1
-            return True
-        return False
 
 
 class SlotScheduler:
