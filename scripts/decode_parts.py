@@ -61,6 +61,7 @@ class Steps:
                 read=self.plan.read_buckets[-1],
                 top_k=top_k,
                 top_p=top_p,
+                keep=self.plan.turns,
             )
             steps = int(emitted.state[-1])
             times.append(1e3 * (time.perf_counter() - start) / max(1, steps))

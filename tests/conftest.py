@@ -24,6 +24,7 @@ TOGETHER = tuple(
     for name in (
         *("behaviors", "cli", "distributed", "lag", "page", "planning", "resume", "sampler", "samples"),
         *("stages", "tpu", "update_statistics", "update_step"),
+        *("environment_run", "turns"),
     )
 )
 

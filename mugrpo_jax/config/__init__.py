@@ -1,5 +1,6 @@
 """The config of a run: frozen dataclasses, read from YAML files and overrides such as `batch.stages=2`."""
 
+from mugrpo_jax.config.environment import EnvironmentSection as EnvironmentSection
 from mugrpo_jax.config.loading import changed as changed
 from mugrpo_jax.config.loading import load as load
 from mugrpo_jax.config.nested_dicts import build as build

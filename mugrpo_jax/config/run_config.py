@@ -5,6 +5,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
+from mugrpo_jax.config.environment import EnvironmentSection
 from mugrpo_jax.config.nested_dicts import to_dict
 from mugrpo_jax.config.sections import (
     BatchSection,
@@ -38,6 +39,7 @@ UNTIL_RESPONSES = ("task.reward", "sampling.max_response_tokens")
 CHANGEABLE_LIMITS = {
     "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed", "unsafe_sandbox"),
     "sampling": ("slots", "max_prompt_tokens"),
+    "environment": ("workers", "deadline"),
     "optimizer": ("max_skipped",),
 }
 
@@ -50,6 +52,7 @@ class RunConfig(Section):
     model: ModelSection = setting(ModelSection(), "the model")
     lora: LoraSection = setting(LoraSection(), "adapters that are trained in place of the model's weights")
     task: TaskSection = setting(TaskSection(), "problems and rewards")
+    environment: EnvironmentSection = setting(EnvironmentSection(), "who answers the model after a turn")
     sampling: SamplingSection = setting(SamplingSection(), "how responses are sampled")
     batch: BatchSection = setting(BatchSection(), "batch sizes")
     objective: ObjectiveConfig = setting(ObjectiveConfig(), "the loss and its settings")
@@ -180,7 +183,8 @@ class RunConfig(Section):
     def rollout_fingerprint(self) -> str:
         """Return a hash of all settings that, together with the weights, determine the rollouts."""
         fixed = self.fixed_settings()
-        sections = {name: fixed[name] for name in ("task", "sampling")}
+        names = ("task", "sampling") if self.environment.name is None else ("task", "sampling", "environment")
+        sections = {name: fixed[name] for name in names}
         group, dtype = self.batch.responses_per_prompt, self.model.sampling_dtype
         return _digest(sections | {"seed": self.seed, "group": group, "dtype": dtype})
 

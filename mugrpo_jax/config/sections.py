@@ -86,8 +86,8 @@ class TaskSection(Section):
 
     name: str = setting(
         "arithmetic",
-        "a generator (arithmetic, word_problems, countdown, chains, multiplication, programs), a preset, or "
-        "a source",
+        "a generator (arithmetic, word_problems, countdown, chains, multiplication, programs, tool_sums, "
+        "reasoning_gym), a preset, or a source",
     )
     options: dict[str, Any] = setting({}, "options of the task")
     reward: str | tuple[WeightedReward, ...] | None = setting(

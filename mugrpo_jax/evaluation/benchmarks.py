@@ -1,5 +1,6 @@
 """Evaluate a model or checkpoint on the held-out problems of one or more tasks, for `mugrpo eval`."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 import yaml
 
 from mugrpo_jax import evaluation
-from mugrpo_jax.config import RunConfig
+from mugrpo_jax.config import EnvironmentSection, RunConfig, to_dict
 from mugrpo_jax.evaluation.fingerprints import code_fingerprint, problem_fingerprints, weights_fingerprint
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.sampling import (
     Request,
@@ -25,6 +27,7 @@ from mugrpo_jax.sampling import (
 from mugrpo_jax.sampling.prompt_files import check_output, claim_output
 from mugrpo_jax.sampling.requests import NO_RUN
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
+from mugrpo_jax.setup.run_environment import open_conversations, turn_ends
 from mugrpo_jax.setup.sizes import evaluation_settings
 from mugrpo_jax.setup.trained_model import chosen_step, is_run, load_any_model
 from mugrpo_jax.tasks import (
@@ -35,10 +38,13 @@ from mugrpo_jax.tasks import (
     Problem,
     Task,
     check_sandbox,
+    load_environment,
     load_reward,
     load_task,
     make_scorer,
 )
+
+_MEMORY_MB = 2048  # of a worker process of an environment
 
 
 def run_config(name: str | Path) -> RunConfig | None:
@@ -52,7 +58,8 @@ def default_settings(run: RunConfig | None) -> dict[str, Any]:
         return {}
     held_out = evaluation_settings(run)
     names = ("samples", "max_tokens", "temperature", "top_p")
-    return {name: getattr(held_out, name) for name in names} | {"unsafe_sandbox": run.task.unsafe_sandbox}
+    sandbox = {"unsafe_sandbox": run.task.unsafe_sandbox, "environment": run.environment}
+    return {name: getattr(held_out, name) for name in names} | sandbox
 
 
 def named_tasks(
@@ -121,6 +128,7 @@ def benchmark(
     problems: int | None = None,
     slots: int | None = None,
     unsafe_sandbox: bool = False,
+    environment: EnvironmentSection | None = None,
     **settings: Any,
 ) -> Iterator[evaluation.EvalResult]:
     """Evaluate a model on the held-out problems of tasks; yield one result per task.
@@ -137,8 +145,10 @@ def benchmark(
       problems: number of problems of each task; None takes all.
       slots: sequences decoded at once; None takes as many as fit.
       unsafe_sandbox: whether rewards in `CODE_REWARDS` may run programs without isolation.
+      environment: answers the model after each turn, in all tasks; None: every response has one turn.
       **settings: fields of `sampling.SamplingSettings`.
     """
+    environment = environment or EnvironmentSection()
     chosen = sampling_settings(settings)
     step = chosen_step(name, step=step, best=best)
     for out, task in tasks.items():
@@ -154,13 +164,19 @@ def benchmark(
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}
     for out, task in tasks.items():
-        claim_output(out, origin | _identity(task, reward, problems, model.tokenizer) | weights)
+        identity = _identity(task, reward, problems, model.tokenizer) | _environment_identity(environment)
+        claim_output(out, origin | identity | weights)
     for out, task in tasks.items():
         judge = reward or task.reward
-        with make_scorer(judge, unsafe_sandbox=unsafe_sandbox) as scorer:
+        with contextlib.ExitStack() as opened:
+            scorer = opened.enter_context(make_scorer(judge, unsafe_sandbox=unsafe_sandbox))
+            asked = open_conversations(environment, model.tokenizer, _MEMORY_MB)
+            if asked is not None:
+                opened.enter_context(asked.environment)
+            ends = turn_ends(environment, model.tokenizer)
             yield evaluation.evaluate(
                 task.test[:problems],
-                _responses(model, chosen, task.name, slots),
+                _responses(model, chosen, task.name, slots, asked, ends),
                 scorer,
                 samples=chosen.samples,
                 ks=sorted({1, chosen.samples}),
@@ -181,16 +197,39 @@ def _identity(task: Task, reward: str | None, problems: int | None, tokenizer: T
     }
 
 
+def _environment_identity(environment: EnvironmentSection) -> dict[str, Any]:
+    """Return settings that identify the environment; nothing if there is none."""
+    if environment.name is None:
+        return {}
+    code = code_fingerprint(load_environment(environment.name, environment.options))
+    return {"environment": to_dict(environment), "environment_code_sha256": code}
+
+
 def _responses(
-    model: LoadedModel, settings: SamplingSettings, name: str, slots: int | None
+    model: LoadedModel,
+    settings: SamplingSettings,
+    name: str,
+    slots: int | None,
+    asked: Conversations | None,
+    ends: Sequence[int],
 ) -> evaluation.Generate:
     """Return a `generate` for `evaluate` whose sampler is planned for the requests it gets."""
 
     def open_sampler(requests: list[Request]) -> Sampler:
-        plan = plan_for_requests(model.config, requests, slots=slots, **sampler_dtypes(settings.dtype))
+        options = sampler_dtypes(settings.dtype) | {"turns": asked is not None}
+        plan = plan_for_requests(model.config, requests, slots=slots, **options)
         return Sampler(model.model, model.params, plan)
 
     def tokens(problem: Problem) -> list[int]:
         return encode_prompt(model.tokenizer, problem.prompt)
 
-    return evaluation.sampled_responses(open_sampler, tokens, model.tokenizer, settings, NO_RUN, title=name)
+    return evaluation.sampled_responses(
+        open_sampler,
+        tokens,
+        model.tokenizer,
+        settings,
+        NO_RUN,
+        title=name,
+        conversations=asked,
+        stop=ends,
+    )

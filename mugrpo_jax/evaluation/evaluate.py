@@ -8,16 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from mugrpo_jax.evaluation.results import EvalResult, ResultsFile, ScoredResponse, summarise
 from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request, prompt_text
-from mugrpo_jax.tasks import Problem, Score, Scorer
+from mugrpo_jax.tasks import Message, Problem, Score, Scorer
 from mugrpo_jax.tasks.scoring import known_score
 
 
@@ -35,7 +36,10 @@ class GeneratedResponse:
     """A generated response.
 
     `length` is in tokens, `finish_reason` is `stop`, or `length` at the limit, and `prompt` is the prompt as
-    the model got it, which results files keep.
+    the model got it, which results files keep. If an environment answered the model, `text` is the last turn,
+    `length` counts the tokens that the model wrote, `messages` the messages of the environment, and
+    `conversation` has everything that was said. `failure` is the status of an environment that failed, and
+    the reason.
     """
 
     index: int
@@ -44,6 +48,9 @@ class GeneratedResponse:
     finish_reason: str
     length: int
     prompt: str = ""
+    messages: int = 0
+    conversation: tuple[Message, ...] = ()
+    failure: tuple[str, str] | None = None
 
 
 Generate = Callable[[list[WantedResponse]], Iterable[GeneratedResponse]]
@@ -56,6 +63,8 @@ def sampled_responses(
     settings: SamplingSettings,
     *path: int,
     title: str,
+    conversations: Conversations | None = None,
+    stop: Iterable[int] | None = None,
 ) -> Generate:
     """Return a `generate` for `evaluate`; each response depends only on its problem and sample number.
 
@@ -64,7 +73,10 @@ def sampled_responses(
       tokens: returns the prompt tokens of a problem.
       path: integers from which, with the problem's index, the seeds are derived.
       title: title of the progress bar.
+      conversations: asks the environment after each turn; None if there is none.
+      stop: token ids that end a turn; None: the end tokens of the tokenizer.
     """
+    ends = tokenizer.eos_ids if stop is None else stop
 
     def generate(wanted: list[WantedResponse]) -> Iterator[GeneratedResponse]:
         numbers: dict[int, list[int]] = {}
@@ -72,19 +84,28 @@ def sampled_responses(
             numbers.setdefault(item.index, []).append(item.sample)
         problems = {item.index: item.problem for item in wanted}
         requests = [
-            make_request(tokens(problems[i]), settings, *path, i, stop=tokenizer.eos_ids, numbers=numbers[i])
+            make_request(tokens(problems[i]), settings, *path, i, stop=ends, numbers=numbers[i])
             for i in numbers
         ]
         prompts = {i: prompt_text(tokenizer, problem.prompt) for i, problem in problems.items()}
         with open_sampler(requests) as sampler, progress.bar(len(wanted), title, "resp") as bar:
-            for response in sampler.run(requests):
+            dialogue = None if conversations is None else conversations.dialogue(problems)
+            for response in sampler.run(requests, dialogue):
+                text = tokenizer.decode(response.tokens.tolist())
+                said: tuple[Message, ...] = ()
+                if conversations is not None:
+                    text, judged = conversations.last_turn(response, problems[response.index])
+                    said = judged.conversation
                 yield GeneratedResponse(
                     index=response.index,
                     sample=response.sample,
-                    text=tokenizer.decode(response.tokens.tolist()),
+                    text=text,
                     finish_reason=response.finish_reason,
-                    length=len(response.tokens),
+                    length=len(response.tokens) if response.mask is None else int(response.mask.sum()),
                     prompt=prompts[response.index],
+                    messages=len(response.messages),
+                    conversation=said,
+                    failure=None if response.status == "ok" else (response.status, response.detail),
                 )
                 bar.update()
 
@@ -162,7 +183,8 @@ def score_problems(
         answer = None if answer_of is None else answer_of(response.text)
         problem = problems[response.index].id
         scored = {**vars(score), "parts": dict(score.parts)}
-        results.add(ScoredResponse(problem=problem, answer=answer, **scored, **vars(response)))
+        generated = {name: value for name, value in vars(response).items() if name != "failure"}
+        results.add(ScoredResponse(problem=problem, answer=answer, **scored, **generated))
     if missing and stopped():
         return None
     if missing:
@@ -179,7 +201,7 @@ def _scored(
     """Yield responses with their scores; responses are scored while the next responses are generated."""
     waiting: deque[tuple[GeneratedResponse, Future[Score]]] = deque()
     for response in responses:
-        waiting.append((response, scorer.submit(response.text, problems[response.index])))
+        waiting.append((response, _submit(scorer, response, problems[response.index])))
         while waiting and waiting[0][1].done():
             yield waiting[0][0], waiting.popleft()[1].result()
         if stopped():
@@ -188,3 +210,11 @@ def _scored(
         if not known_score(future, stopped):
             return
         yield response, future.result()
+
+
+def _submit(scorer: Scorer, response: GeneratedResponse, problem: Problem) -> "Future[Score]":
+    if response.failure is not None:
+        return scorer.fail(*response.failure)
+    if response.conversation:
+        problem = replace(problem, conversation=response.conversation)
+    return scorer.submit(response.text, problem)

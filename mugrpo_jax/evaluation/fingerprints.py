@@ -1,5 +1,6 @@
 """Fingerprints of what a results file depends on, so that old scores are never reported for something new."""
 
+import functools
 import hashlib
 import inspect
 import json
@@ -46,6 +47,8 @@ def _weighted_sum(leaf: jax.Array) -> jax.Array:
 
 def code_fingerprint(function: Any) -> str:
     """Return a hash of the file that defines a function; empty if there is none."""
+    if isinstance(function, functools.partial):
+        function = function.func
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
         return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -34,7 +34,9 @@ class ScoredResponse:
       finish_reason: `stop`, or `length` if the response reached the length limit.
       length: number of tokens.
       prompt: the prompt as the model got it, with its chat template; empty if it was not kept.
-      text: the response.
+      text: the response; with an environment, the model's last turn.
+      messages: number of messages of the environment.
+      conversation: with an environment, everything that was said; else empty.
     """
 
     index: int
@@ -49,6 +51,8 @@ class ScoredResponse:
     prompt: str
     text: str
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    messages: int = 0
+    conversation: Sequence[Mapping[str, str]] = ()
 
     @property
     def correctness(self) -> float:
@@ -101,7 +105,7 @@ def pack_rows(rows: Sequence[ScoredResponse]) -> list[list[Any]]:
         detail = "" if row.status in told else row.detail
         told.add(row.status)
         answer = None if row.answer is None else row.answer[:_LONGEST_ANSWER]
-        short = dataclasses.replace(row, prompt="", text="", answer=answer, detail=detail)
+        short = dataclasses.replace(row, prompt="", text="", conversation=(), answer=answer, detail=detail)
         packed.append([*dataclasses.astuple(short)])
     return packed
 
@@ -129,6 +133,7 @@ class EvalResult:
       examples: for each status except `ok`, the problem and detail of the first such response.
       reward: mean reward of the responses; with several rewards, of their weighted sum.
       reward_parts: with several rewards, the mean of each, without its weight.
+      answered: share of responses in which an environment answered the model at least once.
     """
 
     name: str
@@ -143,6 +148,7 @@ class EvalResult:
     examples: dict[str, str]
     reward: float
     reward_parts: dict[str, float]
+    answered: float = 0.0
 
     @property
     def accuracy(self) -> Estimate:
@@ -197,6 +203,7 @@ def summarise(
         examples={row.status: failure(row.problem, row.detail) for row in reversed(failures)},
         reward=float(np.mean([row.value for row in rows])),
         reward_parts={name: float(np.mean([row.parts[name] for row in rows])) for name in rows[0].parts},
+        answered=float(np.mean([row.messages > 0 for row in rows])),
     )
 
 

@@ -152,6 +152,7 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
             "longest_response": manifest["longest_response"],
             "truncated": manifest["finish"].get("length", 0) / responses,
             **({"malformed": manifest["malformed"] / responses} if "malformed" in manifest else {}),
+            **_answered(run, manifest),
             "equal_groups": manifest["equal_groups"] / manifest["groups"],
             "responses": responses,
             "response_tokens": tokens,
@@ -176,6 +177,14 @@ def _record(run: RunContext, manifest: dict[str, Any], stage: int, cursor: Curso
         f"stage {stage}", manifest["equal_groups"], manifest["groups"], manifest["reward"] / responses
     )
     progress.say_unscored(f"stage {stage}", status, manifest.get("examples", {}))
+
+
+def _answered(run: RunContext, manifest: dict[str, Any]) -> dict[str, float]:
+    """Return the share of responses with messages of the environment, and its messages per response."""
+    if run.config.environment.name is None:
+        return {}
+    names = {"answered": "answered_responses", "messages": "messages", "message_tokens": "message_tokens"}
+    return {name: manifest.get(key, 0) / manifest["responses"] for name, key in names.items()}
 
 
 def _by_behavior(manifest: dict[str, Any]) -> dict[str, float]:

@@ -50,6 +50,7 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
             "problems": result.problems,
             "truncated": result.truncated,
             **({} if result.malformed is None else {"malformed": result.malformed}),
+            **({"answered": result.answered} if run.conversations is not None else {}),
             "status": dict.fromkeys(STATUSES, 0) | result.statuses,
             "seconds": {
                 "evaluate": time.monotonic() - started,
@@ -61,9 +62,10 @@ def held_out_accuracy(run: RunContext, state: TrainState, cursor: Cursor) -> flo
     rewards = f", reward {result.reward:.3f}{progress.reward_parts(result.reward_parts)}"
     rewards = rewards if result.reward_parts else ""
     broken = "" if result.malformed is None else f", {result.malformed:.0%} malformed"
+    answered = "" if run.conversations is None else f", {result.answered:.0%} answered by the environment"
     progress.say(
         f"held-out accuracy {after}: {accuracy.mean:.3f}{rewards} ({result.problems} problems; responses: "
-        f"{result.truncated:.0%} unfinished{broken}){run.time_left.clause()}"
+        f"{result.truncated:.0%} unfinished{broken}{answered}){run.time_left.clause()}"
     )
     progress.say_unscored(f"evaluation {after}", result.statuses, result.examples)
     run.pending.restart()
@@ -85,6 +87,8 @@ def _evaluate(run: RunContext, state: TrainState, title: str) -> evaluation.Eval
                 settings,
                 _SEED_PATH,
                 title=title,
+                conversations=run.conversations,
+                stop=run.setup.stop_ids,
             ),
             run.scorer,
             samples=settings.samples,

@@ -23,6 +23,7 @@ from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
+from mugrpo_jax.setup.run_environment import check_environment
 from mugrpo_jax.tasks import (
     ANSWER_CHECKS,
     CODE_REWARDS,
@@ -31,6 +32,7 @@ from mugrpo_jax.tasks import (
     Problem,
     Task,
     check_sandbox,
+    conversation_of,
     load_reward,
     load_task,
     task_maker,
@@ -53,8 +55,10 @@ def dry_run(
     task, about = _local_task(config)
     say(about)
     if task is not None:
-        checked, lengths = check_problems(config, task, run_model_tokenizer(config))
-        for line in filter(None, [lengths, check_reward(config, checked)]):
+        tokenizer = run_model_tokenizer(config)
+        checked, lengths = check_problems(config, task, tokenizer)
+        environment = check_environment(config, tokenizer, checked.train)
+        for line in filter(None, [lengths, environment, check_reward(config, checked)]):
             say(line)
     sources = {} if task is None else task.sources
     if not overwrite:
@@ -179,7 +183,11 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
 
 def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
-        score = scorer.submit(problem.solution or problem.answer, problem).result()
+        said = problem.turns or (problem.solution or problem.answer,)
+        if config.environment.name is not None:
+            whole = conversation_of(problem.prompt, said, config.environment.role)
+            problem = dataclasses.replace(problem, conversation=whole)
+        score = scorer.submit(said[-1], problem).result()
     if score.status != "ok":
         raise ConfigError(
             f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "

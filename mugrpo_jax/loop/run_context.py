@@ -25,6 +25,7 @@ from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
@@ -41,6 +42,7 @@ from mugrpo_jax.setup.behavior_policy import check_behaviors
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.reference_policy import check_reference
+from mugrpo_jax.setup.run_environment import check_environment, open_conversations
 from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
 from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.tasks import Scorer, Task, load_task
@@ -122,6 +124,15 @@ class RunContext:
         return self.resources.enter_context(run_scorer(self.config, self.task))
 
     @functools.cached_property
+    def conversations(self) -> Conversations | None:
+        """Asks the environment, which is started when it is first used; None if the run has none."""
+        memory = self.config.task.scorer_memory_mb
+        found = open_conversations(self.config.environment, self.setup.tokenizer, memory)
+        if found is not None:
+            self.resources.enter_context(found.environment)
+        return found
+
+    @functools.cached_property
     def request_thread(self) -> ThreadPoolExecutor:
         """The thread that prepares the sampling requests of the next stage while this one is trained on."""
         thread = ThreadPoolExecutor(1, "requests")
@@ -167,8 +178,10 @@ def open_run(
                 raise ConfigError(f"task {task.name}: no training problems")
             if not overwrite:
                 check_data(path, task.sources)
-            task, lengths = check_problems(config, task, run_model_tokenizer(config))
-            about = "\n".join(filter(None, [lengths, check_reward(config, task)]))
+            tokenizer = run_model_tokenizer(config)
+            task, lengths = check_problems(config, task, tokenizer)
+            environment = check_environment(config, tokenizer, task.train)
+            about = "\n".join(filter(None, [lengths, environment, check_reward(config, task)]))
         distributed.check_same("chosen settings", configs.to_dict(config))
         distributed.check_same("data", task.sources)
         if about:

@@ -94,7 +94,8 @@ def _sample(
             requests,
             run.scorer,
             behaviors=wanted,
-            decode=run.setup.tokenizer.decode,
+            tokenizer=run.setup.tokenizer,
+            conversations=run.conversations,
             answer_of=answer_reader(run.config, run.task),
             stopped=lambda: run.stop.requested,
             bar=bar,
@@ -142,7 +143,7 @@ def _requests(run: RunContext, stage: int, prompts: Sequence[int], source: str) 
         lambda index: training_problem(run.task.train, run.config.seed, first + index),
         run.setup.prompt_tokens,
         rollout_settings(run.config),
-        stop=run.setup.tokenizer.eos_ids,
+        stop=run.setup.stop_ids,
         thread=run.request_thread,
         split=split,
     )

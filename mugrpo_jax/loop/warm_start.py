@@ -73,9 +73,9 @@ def _solutions(run: RunContext, start: int) -> Iterator[Update]:
     """Yield updates on prompts with their worked solutions, beginning with update number `start`."""
     train, batch, settings = run.task.train, run.config.batch, run.config.warm_start
     problems = [train[i] for i in warm_start_problems(run.config, len(train))]
-    rows = [(run.setup.prompt_tokens(p), run.setup.solution_tokens(p)) for p in problems]
+    rows = [(run.setup.prompt_tokens(p), *run.setup.solution_tokens(p)) for p in problems]
     buckets = plan_buckets(
-        max(len(prompt) + len(solution) for prompt, solution in rows),
+        max(len(prompt) + len(solution) for prompt, solution, _ in rows),
         run.setup.buckets().tokens,
         run.setup.buckets().parts,
         unit=batch.length_multiple,

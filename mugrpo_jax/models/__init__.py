@@ -2,6 +2,7 @@
 
 from mugrpo_jax.models.attention import attention as attention
 from mugrpo_jax.models.cache import Cache as Cache
+from mugrpo_jax.models.cache import append_tokens as append_tokens
 from mugrpo_jax.models.cache import cache_bytes as cache_bytes
 from mugrpo_jax.models.cache import decode_params as decode_params
 from mugrpo_jax.models.cache import decode_step as decode_step

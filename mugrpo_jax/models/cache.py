@@ -143,6 +143,45 @@ def decode_step(
     return _head(model, params, x), Cache(tuple(keys), tuple(values), at + 1)
 
 
+def append_tokens(
+    model: Decoder,
+    params: Params,
+    cache: Cache,
+    rows: jax.Array,
+    tokens: jax.Array,
+    counts: jax.Array,
+) -> Cache:
+    """Append several tokens to some rows of the KV cache; what these rows hold already is only read.
+
+    Args:
+      params: from `decode_params`.
+      cache: the whole cache; `cache.lengths [M]` are the filled entries of the M chosen rows alone.
+      rows: `[M]` int32, the numbers of the chosen rows, all different. Numbers beyond the last are ignored.
+      tokens: `[M, T]` int32, the appended tokens, right-padded.
+      counts: `[M]` int32, how many of the T tokens to append.
+    """
+    config = model.config
+    starts, size = cache.lengths, cache.keys[0].shape[1]
+    places = starts[:, None] + jnp.arange(tokens.shape[1])
+    rope = rotation(config, places)
+    written = jnp.where(jnp.arange(tokens.shape[1]) < counts[:, None], places, size)  # padding is dropped
+    seen = jnp.arange(size) <= places[..., None]
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        layer = len(keys)
+        keys.append(cache.keys[layer].at[rows[:, None], written].set(k, mode="drop"))
+        values.append(cache.values[layer].at[rows[:, None], written].set(v, mode="drop"))
+        k, v = (array.at[rows].get(mode="clip") for array in (keys[-1], values[-1]))
+        return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], implementation="xla")
+
+    x = decoder.embed_tokens(params["embed"], tokens)
+    for weights in params["layers"]:
+        x = decoder.apply_layer(config, weights, x, rope, attend)
+    return Cache(tuple(keys), tuple(values), starts + counts)
+
+
 def _head(model: Decoder, params: Params, x: jax.Array) -> jax.Array:
     h = decoder.rms_norm(x[:, 0], params["norm"], model.config.norm_eps)
     logits = jnp.einsum("bd,vd->bv", h, model.head_matrix(params), preferred_element_type=jnp.float32)

@@ -20,7 +20,7 @@ from mugrpo_jax.planning.program_cost import Cost, HloProgram
 from mugrpo_jax.planning.run_memory import abstract_reference, abstract_state, bytes_on_device, kept_reference
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_prefill
+from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_extend, lower_prefill
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics
@@ -291,6 +291,9 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
     )
     name = f"decode {plan.slots} slots, {plan.read_buckets[-1]} entries"
     yield Program(name, state_bytes + prompts, functools.partial(lower_decode, plan), parts=parts)
+    if plan.turns:
+        name = f"extend {plan.message_rows} × {plan.message_tokens}"
+        yield Program(name, state_bytes, functools.partial(lower_extend, plan), parts=parts)
     if config.evaluation.problems and config.evaluation.top_p < 1:
         top_p = functools.partial(lower_decode, plan, top_p=True)
         yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p, parts=parts)

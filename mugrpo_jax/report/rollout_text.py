@@ -9,6 +9,7 @@ import numpy as np
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models.tokenizer import Tokenizer
 from mugrpo_jax.rollouts import Group, Rollout, open_stage, read_groups
+from mugrpo_jax.rollouts.conversations import split_turns
 from mugrpo_jax.rollouts.records import CURRENT
 from mugrpo_jax.runs.progress import reward_parts
 from mugrpo_jax.setup.stored_rollouts import stage_folders, tokenizer_of
@@ -136,5 +137,7 @@ def _text(tokenizer: Tokenizer, group: Group, sample: int, rollout: Rollout) -> 
         f"reward {rollout.reward:g}{reward_parts(rollout.parts)}, {len(rollout.tokens)} tokens, "
         f"{_finish(rollout)}, {rollout.status}"
     )
-    said = (tokenizer.decode(tokens.tolist()) for tokens in (group.prompt, rollout.tokens))
+    parts = [tokenizer.decode(part.tolist()) for part in split_turns(rollout.tokens, rollout.mask)]
+    response = "".join(f"[environment: {part}]" if i % 2 else part for i, part in enumerate(parts))
+    said = (tokenizer.decode(group.prompt.tolist()), response)
     return "\n".join([title, *("  " + line for text in said for line in text.split("\n"))])

@@ -65,7 +65,10 @@ class SampleScorer:
         )
 
     def __call__(self, params: Any, rows: Sequence[Candidate]) -> list[np.ndarray]:
-        """Return for each candidate the log-probs of its response tokens under the weights `params`."""
+        """Return for each candidate the log-probs of its response tokens under the weights `params`.
+
+        They are 0 in messages of an environment, as the stored log-probs are, so that the ratio is 1 there.
+        """
         found: list[np.ndarray] = []
         for start in range(0, len(rows), self.shape[0]):
             batch = rows[start : start + self.shape[0]]
@@ -73,7 +76,8 @@ class SampleScorer:
             for i, row in enumerate(batch):
                 tokens[i, : len(row.tokens)] = row.tokens
             logp = self._score(params, tokens)
-            found += [logp[i, len(row.group.prompt) : len(row.tokens)] for i, row in enumerate(batch)]
+            for i, row in enumerate(batch):
+                found.append(logp[i, len(row.group.prompt) : len(row.tokens)] * row.rollout.wrote)
         return found
 
     def _score(self, params: Any, tokens: np.ndarray) -> np.ndarray:
@@ -171,7 +175,7 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
     log_ratio = logp - row.rollout.logprobs
     # Pad to the longest possible response, so that jax compiles only one shape.
     padded, mask = np.zeros((2, 1, max(config.sampling.max_response_tokens, len(logp))), np.float32)
-    padded[0, : len(logp)], mask[0, : len(logp)] = log_ratio, 1
+    padded[0, : len(logp)], mask[0, : len(logp)] = log_ratio, row.rollout.wrote
     kept = objectives.veto_mask(padded, np.array([row.advantage]), mask, scope=scope, ratio=ratio)
     veto = scope != "none" and row.advantage < 0
     return {
@@ -181,7 +185,7 @@ def describe(row: Candidate, logp: np.ndarray, config: RunConfig, tokenizer: Tok
         "behavior": _rounded(row.rollout.logprobs),
         "logp": _rounded(logp),
         "triggers": np.flatnonzero(log_ratio < math.log(ratio)).tolist() if veto else [],
-        "vetoed": np.flatnonzero(~np.asarray(kept)[0, : len(logp)]).tolist(),
+        "vetoed": np.flatnonzero(row.rollout.wrote & ~np.asarray(kept)[0, : len(logp)]).tolist(),
         "reward": row.rollout.reward,
         "advantage": round(row.advantage, 4),
         "finish": row.rollout.finish,

@@ -23,12 +23,13 @@ def finish_reasons(runs: Sequence[History]) -> Bars:
             return {}
         cut = sum(record.get("truncated", 0.0) * record["responses"] for record in records) / total
         failed = sum(record.get("status", {}).get(name, 0) for record in records for name in FAILURES) / total
+        turns = sum(record.get("finish", {}).get("turns", 0) for record in records) / total
         if all("malformed" in record for record in records):
             bad = sum(record["malformed"] * record["responses"] for record in records) / total
-            ended = {"ended with an answer": 1 - cut - bad, "ended without an answer": bad}
+            ended = {"ended with an answer": 1 - cut - turns - bad, "ended without an answer": bad}
         else:
-            ended = {"ended by itself": 1 - cut}
-        return {**ended, "cut at the limit": cut, "not scored": failed}
+            ended = {"ended by itself": 1 - cut - turns}
+        return {**ended, "cut at the limit": cut, "turns used up": turns, "not scored": failed}
 
     bars = _bars(runs, shares, "Finish reasons", "share of responses", note="", stages=_generated)
     if "not scored" not in bars.parts:

@@ -144,7 +144,10 @@ class _Policies:
         groups = [dataclasses.replace(row.group, rollouts=(row.rollout,)) for row in rows]
         weights = models.cast(params, jnp.dtype(self.setup.config.model.compute_dtype))
         found = self._scorer.start(weights, groups)()
-        return [logp - row.rollout.logprobs for logp, row in zip(found, rows, strict=True)]
+        # In messages of an environment the ratio is 1.
+        return [
+            (logp - row.rollout.logprobs) * row.rollout.wrote for logp, row in zip(found, rows, strict=True)
+        ]
 
     def _greedy(self, params: Any, prompt: np.ndarray) -> str:
         limit = self.setup.config.sampling.max_response_tokens

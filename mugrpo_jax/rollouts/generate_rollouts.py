@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.models import Tokenizer
+from mugrpo_jax.rollouts.conversations import Conversations, submit
 from mugrpo_jax.rollouts.shard_writer import ShardFolder, ShardWriter
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import Request, Sampler, SamplingSettings, make_request, read_ahead
@@ -81,7 +83,8 @@ def write_shards(
     scorer: Scorer,
     *,
     behaviors: Callable[[int], Mapping[int, str]],
-    decode: Callable[[np.ndarray], str],
+    tokenizer: Tokenizer,
+    conversations: Conversations | None,
     answer_of: Callable[[str], str | None] | None,
     stopped: Callable[[], bool],
     bar: Any,
@@ -93,7 +96,8 @@ def write_shards(
       wanted: the requests for all prompts of the shards to write.
       behaviors: returns for a prompt index the requested sample numbers, each with the name of its behavior.
       scorer: scores finished responses while other responses are sampled.
-      decode: converts tokens to text.
+      tokenizer: converts tokens to text.
+      conversations: asks the environment after each turn; None if there is none.
       answer_of: returns the answer in a response or None, an entry of `ANSWER_READERS`; None if unknown.
       stopped: returns True if the run was asked to stop. Then incomplete shards are not written.
 
@@ -102,9 +106,10 @@ def write_shards(
     """
     with ShardWriter(stage, wanted.problems, behaviors, answer_of) as writer:
         started = time.monotonic()
-        for response in sampler.run(wanted.requests):
-            text = decode(response.tokens)
-            writer.add(response, scorer.submit(text, wanted.problems[response.index]), text)
+        dialogue = None if conversations is None else conversations.dialogue(wanted.problems)
+        for response in sampler.run(wanted.requests, dialogue):
+            problem = wanted.problems[response.index]
+            writer.add(response, *submit(scorer, response, problem, tokenizer, conversations))
             progress.show_sampling(
                 bar,
                 tokens=sampler.stats.tokens,

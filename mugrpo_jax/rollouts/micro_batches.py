@@ -119,6 +119,8 @@ class Row(NamedTuple):
 
     `origin` is the index of the group in its stage, and the number of the response in the group. `behavior`
     is the number of the behavior that wrote the response; None if all responses of the stage have the same.
+    `wrote` is True on the tokens that the model wrote; None if it wrote the whole response. Only these tokens
+    are in the mask of the micro-batch, so that nothing else enters the loss and the diagnostics.
     """
 
     prompt: np.ndarray
@@ -128,11 +130,17 @@ class Row(NamedTuple):
     origin: tuple[int, int] = (0, 0)
     reference_logp: np.ndarray | None = None
     behavior: int | None = None
+    wrote: np.ndarray | None = None
 
     @property
     def length(self) -> int:
         """Number of tokens in prompt and response together."""
         return len(self.prompt) + len(self.response)
+
+    @property
+    def written(self) -> int:
+        """Number of response tokens that the model wrote."""
+        return len(self.response) if self.wrote is None else int(self.wrote.sum())
 
 
 def abstract_micro_batch(
@@ -256,7 +264,7 @@ def _micro_batch(parts: Sequence[Sequence[Row]], shape: Shape, buckets: Buckets)
             start, end = len(row.prompt), row.length
             padded[i, :start], padded[i, start:end] = row.prompt, row.response
             lengths[i], shared[i] = end, _common(row, before, buckets)
-            batch["mask"][i, start:end] = 1
+            batch["mask"][i, start:end] = 1 if row.wrote is None else row.wrote
             batch["behavior_logp"][i, start:end] = row.behavior_logp
             batch["advantages"][i] = row.advantage
             if row.reference_logp is not None:

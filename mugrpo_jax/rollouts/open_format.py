@@ -40,7 +40,9 @@ COLUMNS: Mapping[str, Any] = {
     "malformed": "bool",
     "reward_parts": "map<double>",
     "behavior": "string",
+    "mask": "list<bool>",
 }
+_OPTIONAL = ("malformed", "mask")
 _IDENTITY = {"fingerprint": "fingerprint", "stage": "index"} | {
     name: name for name in ("policy_stage", "policy_updates", "imported", "left_out")
 }  # the keys of a stage's identity, and their names in a row
@@ -73,6 +75,7 @@ class Candidate:
     malformed: bool | None = None
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     behavior: str | None = None
+    mask: Any = None
     sample: int | None = None
     stage: Mapping[str, Any] | None = None
 
@@ -109,6 +112,7 @@ def to_row(group: Group, sample: int, stage: Mapping[str, Any]) -> dict[str, Any
         "malformed": rollout.malformed,
         "reward_parts": dict(rollout.parts),
         "behavior": rollout.behavior,
+        "mask": None if rollout.mask is None else rollout.mask.tolist(),
     }
 
 
@@ -116,7 +120,7 @@ def from_row(row: Mapping[str, Any]) -> list[Candidate]:
     """Return the response in a row of our own format."""
     if row.get("format") != FORMAT:
         raise BadRow(f"format is {row.get('format')!r}; this version reads {FORMAT}")
-    if missing := [name for name in COLUMNS if name not in row and name != "malformed"]:
+    if missing := [name for name in COLUMNS if name not in row and name not in _OPTIONAL]:
         raise BadRow(f"no field {missing[0]!r}")
     if not isinstance(row["stage"], Mapping):
         raise BadRow("the field 'stage' has no keys and values")
@@ -138,6 +142,7 @@ def from_row(row: Mapping[str, Any]) -> list[Candidate]:
             malformed=row.get("malformed"),
             parts=dict(row["reward_parts"] or {}),
             behavior=row["behavior"],
+            mask=row.get("mask"),
             sample=row["sample"],
             stage=row["stage"],
         )
@@ -163,16 +168,32 @@ def check_response(
     logprobs = _logprobs(found.logprobs)
     if len(logprobs) != len(tokens):
         raise BadRow(f"{len(tokens)} response tokens, but {len(logprobs)} log-probs")
+    mask = _mask(found.mask, len(tokens))
     return prompt, Rollout(
         tokens=tokens,
-        logprobs=logprobs,
+        logprobs=logprobs if mask is None else np.where(mask, logprobs, np.float32(0)),
         reward=_number("reward", found.reward),
         finish=_finish(found, tokens, eos_ids),
         status=str(found.status),
         malformed=None if found.malformed is None else bool(found.malformed),
         parts={name: _number(f"reward {name}", value) for name, value in found.parts.items()},
         behavior=name,
+        mask=mask,
     )
+
+
+def _mask(values: Any, length: int) -> np.ndarray | None:
+    """Return which tokens the policy wrote, or None if it wrote all of them."""
+    found = None if values is None else _array(values)
+    if values is not None and (found is None or found.dtype.kind not in "bi"):
+        raise BadRow("the mask is not a list of true and false")
+    if found is None or found.all():
+        return None
+    if len(found) != length:
+        raise BadRow(f"{length} response tokens, but {len(found)} entries in the mask")
+    if not found.any():
+        raise BadRow("the mask says that the policy wrote no token of the response")
+    return found.astype(bool)
 
 
 def _tokens(what: str, values: Any, vocab_size: int) -> np.ndarray:
@@ -221,4 +242,4 @@ def _number(what: str, value: Any) -> float:
 def _finish(found: Candidate, tokens: np.ndarray, eos_ids: Collection[int]) -> str:
     if found.finish is None:
         return FINISH_REASONS[int(tokens[-1]) not in eos_ids]
-    return "stop" if found.finish == "stop" else "length"
+    return found.finish if found.finish in FINISH_REASONS else "length"

@@ -26,7 +26,7 @@ def verl(row: Row) -> list[Candidate]:
     mask = row.get("response_mask")
     if mask is None and attention is not None:
         mask = attention[len(row["prompts"]) :]
-    length = _written(mask, len(response))
+    length, wrote = _written(mask, len(response))
     logprobs = row.get("rollout_log_probs")
     if logprobs is not None and len(logprobs) == len(response):  # padded like the response
         logprobs = logprobs[:length]
@@ -39,6 +39,7 @@ def verl(row: Row) -> list[Candidate]:
             logprobs=logprobs,
             reward=row.get("score", None if scores is None else float(sum(scores))),
             problem=_text(row.get("uid")),
+            mask=wrote,
         )
     ]
 
@@ -62,16 +63,17 @@ def trl(row: Row) -> list[Candidate]:
 
 
 def _trl_response(one: Row, reward: Any, row: Row) -> Candidate:
-    _written(one["env_mask"], len(one["completion_ids"]))
+    length, wrote = _written(one["env_mask"], len(one["completion_ids"]))
     logprobs = one["logprobs"]
     if logprobs and isinstance(logprobs[0], Sequence):
         logprobs = _of_sampled(one["completion_ids"], logprobs, one["logprob_token_ids"])
     return Candidate(
         group=(row.get("step"), tuple(one["prompt_ids"] or ())),
         prompt=one["prompt_ids"],
-        tokens=one["completion_ids"],
-        logprobs=logprobs,
+        tokens=one["completion_ids"][:length],
+        logprobs=logprobs[:length] if logprobs and len(logprobs) == len(one["completion_ids"]) else logprobs,
         reward=reward,
+        mask=wrote,
     )
 
 
@@ -97,7 +99,7 @@ def prime_rl(row: Row) -> list[Candidate]:
         tokens = turns[0].get("tokens") or {}
     if "completion_ids" not in tokens:
         raise BadRow("no token ids (field completion_ids of prime-rl)")
-    length = _written(tokens.get("completion_mask"), len(tokens["completion_ids"]))
+    length, wrote = _written(tokens.get("completion_mask"), len(tokens["completion_ids"]))
     logprobs = tokens.get("completion_logprobs")
     key = row.get("example_id")
     truncated = row.get("is_truncated", tokens.get("is_truncated"))
@@ -110,6 +112,7 @@ def prime_rl(row: Row) -> list[Candidate]:
             reward=row.get("reward"),
             finish=None if truncated is None else ("length" if truncated else "stop"),
             problem=_text(key),
+            mask=wrote,
         )
     ]
 
@@ -159,15 +162,20 @@ def _vllm_logprobs(tokens: Sequence[int], found: Any) -> Any:
     return [entry["logprob"] if isinstance(entry, Mapping) else entry for entry in entries]
 
 
-def _written(mask: Sequence[Any] | None, length: int) -> int:
-    """Return how many tokens the policy wrote, if the mask is 0 only on padding behind them."""
+def _written(mask: Sequence[Any] | None, length: int) -> tuple[int, list[bool] | None]:
+    """Return the length up to the last token that the policy wrote, and which of these tokens it wrote.
+
+    What follows the last one is padding. Tokens before it that are not the policy's are of a tool or user.
+    """
     if mask is None:
-        return length
-    kept = [bool(value) for value in mask]
-    written = sum(kept)
-    if len(kept) != length or not all(kept[:written]):
-        raise BadRow("its mask has gaps: tokens that the policy did not write, as of a tool, cannot be used")
-    return written
+        return length, None
+    wrote = [bool(value) for value in mask]
+    if len(wrote) != length:
+        raise BadRow(f"{length} response tokens, but {len(wrote)} entries in the mask")
+    if not any(wrote):
+        raise BadRow("the mask says that the policy wrote no token of the response")
+    end = max(place for place, written in enumerate(wrote) if written) + 1
+    return end, wrote[:end]
 
 
 def _text(value: Any) -> str | None:

@@ -10,7 +10,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-FINISH_REASONS = ("stop", "length")
+# Why a response ended. The last three are only possible with an environment: the model used up its turns, the
+# environment did not reply in time, or it failed.
+FINISH_REASONS = ("stop", "length", "turns", "timeout", "environment")
 CURRENT = "current"  # the behavior's name if the policy that is trained wrote the response
 
 
@@ -21,11 +23,14 @@ class Rollout:
     Attributes:
       tokens: `[n]` int32, the n tokens of the response, including the end token.
       logprobs: `[n]` float32, the log-prob of each token in the distribution from which it was sampled.
-      finish: `stop` if the response ended with an end token, `length` if it reached the maximum length.
+      finish: `stop` if the response ended with an end token, `length` if it reached the maximum length; with
+        an environment, also another of `FINISH_REASONS`.
       status: `ok`, or why the response could not be scored (`timeout`, `crash`, `error`, `invalid`).
       malformed: whether the response ended, but has no answer that can be read; None if nobody looked.
       parts: with several rewards, the value of each, without its weight; `reward` is their weighted sum.
       behavior: name of the policy and temperature with which the response was sampled.
+      mask: `[n]` bool, False in messages of an environment, whose log-probs are 0 and never used; None means
+        that the model wrote all tokens.
     """
 
     tokens: np.ndarray
@@ -36,6 +41,17 @@ class Rollout:
     malformed: bool | None = None
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     behavior: str = CURRENT
+    mask: np.ndarray | None = None
+
+    @property
+    def wrote(self) -> np.ndarray:
+        """`[n]` bool, True on the tokens that the model wrote."""
+        return np.ones(len(self.tokens), bool) if self.mask is None else self.mask
+
+    @property
+    def written(self) -> int:
+        """Number of tokens that the model wrote."""
+        return len(self.tokens) if self.mask is None else int(self.mask.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +94,7 @@ def encode(group: Group) -> list[bytes]:
             "malformed": r.malformed,
             **({"parts": dict(r.parts)} if r.parts else {}),
             **({"behavior": r.behavior} if r.behavior != CURRENT else {}),
+            **({"mask": np.packbits(r.mask).tobytes()} if r.mask is not None else {}),
         }
         for r in group.rollouts
     ]
@@ -99,8 +116,11 @@ def decode_prompt(record: bytes) -> np.ndarray:
 def decode_rollout(record: bytes) -> Rollout:
     """Convert one of the later records of a group to a response."""
     raw: dict[str, Any] = msgpack.unpackb(record)
+    tokens, mask = np.frombuffer(raw["tokens"], "<i4"), None
+    if "mask" in raw:
+        mask = np.unpackbits(np.frombuffer(raw["mask"], np.uint8), count=len(tokens)).astype(bool)
     return Rollout(
-        tokens=np.frombuffer(raw["tokens"], "<i4"),
+        tokens=tokens,
         logprobs=np.frombuffer(raw["logprobs"], "<f4"),
         reward=raw["reward"],
         finish=raw["finish"],
@@ -108,4 +128,5 @@ def decode_rollout(record: bytes) -> Rollout:
         malformed=raw.get("malformed"),
         parts=raw.get("parts", {}),
         behavior=raw.get("behavior", CURRENT),
+        mask=mask,
     )

@@ -58,6 +58,7 @@ class RowReader:
                     behavior_logp=found.logprobs,
                     reference_logp=reference,
                     behavior=self._behaviors[found.behavior] if self._behaviors else None,
+                    wrote=found.mask,
                 )
             )
         return complete

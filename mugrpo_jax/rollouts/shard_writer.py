@@ -141,6 +141,7 @@ class ShardWriter:
                     self._malformed(response, score, text),
                     dict(score.parts),
                     names[response.sample],
+                    response.mask,
                 )
             )
         self.scored += len(rollouts)

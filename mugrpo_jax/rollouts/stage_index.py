@@ -24,12 +24,14 @@ class StageIndex:
       lengths: `[groups, responses]` int32, the number of tokens in each response.
       rewards: `[groups, responses]` float64, the reward of each response.
       truncated: `[groups, responses]` bool, whether a response reached the maximum length.
+      written: `[groups, responses]` int32, the number of tokens in each response that the model wrote.
     """
 
     prompts: np.ndarray
     lengths: np.ndarray
     rewards: np.ndarray
     truncated: np.ndarray
+    written: np.ndarray
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> "StageIndex":
@@ -40,12 +42,14 @@ class StageIndex:
             lengths=np.array([[len(r.tokens) for r in row] for row in rollouts], np.int32),
             rewards=np.array([[r.reward for r in row] for row in rollouts], np.float64),
             truncated=np.array([[r.finish == "length" for r in row] for row in rollouts], bool),
+            written=np.array([[r.written for r in row] for row in rollouts], np.int32),
         )
 
     @classmethod
     def join(cls, parts: Sequence[Mapping[str, Any]]) -> "StageIndex":
         """Return one index from the `columns` of several, in their order."""
         dtypes = {"prompts": np.int32, "lengths": np.int32, "rewards": np.float64, "truncated": bool}
+        dtypes["written"] = np.int32
         return cls(
             **{
                 name: np.concatenate([np.array(part[name], dtype) for part in parts])
@@ -67,6 +71,7 @@ class StageIndex:
             lengths=self.lengths,
             rewards=self.rewards,
             truncated=self.truncated,
+            written=self.written,
         )
         return file.getvalue()
 
@@ -77,12 +82,21 @@ class StageIndex:
             return cls(**columns)
 
     def outline(self, group: int) -> Group:
-        """Return a group with its lengths, rewards and finish reasons; tokens and log-probs are all 0."""
+        """Return a group with its lengths, rewards and finish reasons; tokens and log-probs are all 0.
+
+        A mask has the right number of tokens that the model wrote, but all of them in front.
+        """
         tokens, logprobs = self._zeros
-        columns = self.lengths[group].tolist(), self.rewards[group].tolist(), self.truncated[group].tolist()
+        columns = (column[group].tolist() for column in (self.lengths, self.rewards, self.truncated))
         rollouts = tuple(
-            Rollout(tokens[:length], logprobs[:length], reward, FINISH_REASONS[truncated])
-            for length, reward, truncated in zip(*columns)
+            Rollout(
+                tokens[:length],
+                logprobs[:length],
+                reward,
+                FINISH_REASONS[truncated],
+                mask=None if written == length else np.arange(length) < written,
+            )
+            for length, reward, truncated, written in zip(*columns, self.written[group].tolist())
         )
         return Group(group, "", tokens[: self.prompts[group]], rollouts)
 

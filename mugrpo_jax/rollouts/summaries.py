@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mugrpo_jax.rollouts.records import CURRENT, Group, Rollout
 
 
@@ -14,16 +16,33 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "groups": len(groups),
         "responses": len(rollouts),
         "prompt_tokens": sum(len(group.prompt) for group in groups),
-        "response_tokens": sum(len(rollout.tokens) for rollout in rollouts),
+        "response_tokens": sum(rollout.written for rollout in rollouts),
         "reward": float(sum(rollout.reward for rollout in rollouts)),
         "longest_response": max((len(rollout.tokens) for rollout in rollouts), default=0),
         "equal_groups": sum(len(set(group.rewards.tolist())) == 1 for group in groups),
         "finish": dict(sorted(Counter(rollout.finish for rollout in rollouts).items())),
         "status": dict(sorted(Counter(rollout.status for rollout in rollouts).items())),
+        **_turns(rollouts),
         **_largest_token(groups),
         **_malformed(rollouts),
         **_reward_parts(rollouts),
         **_behaviors(rollouts),
+    }
+
+
+def _turns(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """Return how many messages of an environment the responses have, and in how many responses they are.
+
+    Nothing if no response has one.
+    """
+    masks = [rollout.mask for rollout in rollouts if rollout.mask is not None]
+    if not masks:
+        return {}
+    messages = sum(int((np.diff(mask.astype(np.int8)) < 0).sum()) for mask in masks)
+    return {
+        "answered_responses": len(masks),
+        "messages": messages,
+        "message_tokens": sum(int((~mask).sum()) for mask in masks),
     }
 
 
@@ -45,7 +64,7 @@ def _behaviors(rollouts: Sequence[Rollout]) -> dict[str, dict[str, dict[str, flo
 def _behavior_sums(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {
         "responses": len(rollouts),
-        "response_tokens": sum(len(rollout.tokens) for rollout in rollouts),
+        "response_tokens": sum(rollout.written for rollout in rollouts),
         "reward": float(sum(rollout.reward for rollout in rollouts)),
         "truncated": sum(rollout.finish == "length" for rollout in rollouts),
     }
@@ -79,6 +98,9 @@ def total(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             whole[name] = dict(sum(map(Counter, values), Counter()))
         elif isinstance(first, (int, float)):
             whole[name] = sum(values)
+    for name in ("answered_responses", "messages", "message_tokens"):
+        if any(name in summary for summary in summaries):
+            whole[name] = sum(summary.get(name, 0) for summary in summaries)
     return whole | _total_behaviors(summaries)
 
 

@@ -39,9 +39,9 @@ class Update:
     """The data of one optimizer update.
 
     Attributes:
-      micro_batches: one dict per micro-batch. `mask` (1 on response tokens), `behavior_logp` and, if it is
-        known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and `tokens` is
-        packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
+      micro_batches: one dict per micro-batch. `mask` (1 on tokens that the model wrote), `behavior_logp` and,
+        if it is known, `reference_logp` are padded arrays `[rows, length]`, `advantages` is `[rows]`, and
+        `tokens` is packed. `models.Packing` describes the packed shape and the index arrays `packed_from` and
         `padded_from`. Unused rows have mask 0.
       denominator: the number by which the sum over all tokens of the update is divided.
       metrics: mean reward, response lengths, share of equal groups and so on.
@@ -91,7 +91,7 @@ def make_update(
         raise ValueError(f"equal_groups is {equal_groups!r}; possible: {', '.join(EQUAL_GROUPS)}")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.stack([group.rewards for group in groups])
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    lengths = np.array([rollout.written for rollout in rollouts])
     shaped = shaped_rewards(groups, max_response, overlong_buffer)
     advantages = np.asarray(objectives.group_advantages(shaped, kind=advantage))
     equal = shaped.max(1) == shaped.min(1)
@@ -105,6 +105,7 @@ def make_update(
                 (group.index, i),
                 r.logprobs if reference else None,
                 0 if behaviors else None,
+                r.mask,
             )
             for i, (r, a) in enumerate(zip(group.rollouts, values))
         ]
@@ -152,7 +153,7 @@ def _choose_rows(
 
 
 def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> float:
-    lengths = np.array([len(row.response) for row in rows])
+    lengths = np.array([row.written for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     budget = max_response if aggregation == "constant" else None
     return float(objectives.denominator(mask, aggregation, max_length=budget))

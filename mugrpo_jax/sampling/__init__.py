@@ -20,3 +20,6 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan as SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import plan_for_requests as plan_for_requests
 from mugrpo_jax.sampling.sampler_plan import plan_sampler as plan_sampler
 from mugrpo_jax.sampling.slot_scheduler import SamplerStats as SamplerStats
+from mugrpo_jax.sampling.turns import Dialogue as Dialogue
+from mugrpo_jax.sampling.turns import Reply as Reply
+from mugrpo_jax.sampling.turns import Turns as Turns

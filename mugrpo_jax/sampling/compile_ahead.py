@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
-from mugrpo_jax.sampling.engine import decode_name, insert_name, prefill_name
-from mugrpo_jax.sampling.programs import lower_decode, lower_insert, lower_prefill
+from mugrpo_jax.sampling.engine import decode_name, extend_name, insert_name, prefill_name
+from mugrpo_jax.sampling.programs import lower_decode, lower_extend, lower_insert, lower_prefill
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 
@@ -27,6 +27,8 @@ def compile_sampler_ahead(
         rows = plan.prefill_rows(bucket)
         prefill = programs.ahead(prefill_name(rows, bucket), functools.partial(lower_prefill, plan, bucket))
         programs.ahead(insert_name(rows, bucket), functools.partial(_lower_insert, plan, prefill))
+    if plan.turns:
+        programs.ahead(extend_name(), functools.partial(lower_extend, plan))
     for read in read_buckets:
         for by_p in top_p:
             programs.ahead(

@@ -16,11 +16,13 @@ from mugrpo_jax.models import Cache, Decoder
 from mugrpo_jax.sampling.programs import (
     Emitted,
     decode,
+    extend,
     free_rows,
     free_slots,
     insert,
     mesh_of,
     no_entries,
+    no_messages,
     params_sharding,
     run_prompts,
     sampling_params,
@@ -76,6 +78,8 @@ class Engine:
             rows = self.plan.prefill_rows(bucket)
             prompts = self.run_prompts(np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
             self.insert(prompts, np.zeros((0, 0), np.int32), [])
+        if self.plan.turns:
+            self.extend([])
         kinds = itertools.product({False, top_k}, {False, top_p})
         for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
             self.decode(self.plan.slots, read=read, top_k=by_k, top_p=by_p).result()
@@ -114,6 +118,17 @@ class Engine:
         )
         self._slots = program(self._slots, prompts, entries)
 
+    def extend(self, messages: Sequence[np.ndarray]) -> None:
+        """Append messages (entries from `pack_message`) to slots that wait for them."""
+        self.settle()
+        entries = no_messages(self.plan)
+        if messages:
+            entries[: len(messages)] = messages
+        program = self._program(
+            extend_name(), lambda: extend.lower(self._model, self._params, self._slots, entries)
+        )
+        self._slots = program(self._params, self._slots, entries)
+
     def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[LoopResult]:
         """Start a device loop in its thread; the arguments are those of `programs.decode`."""
         self.settle()
@@ -130,6 +145,7 @@ class Engine:
                 read=read,
                 top_k=top_k,
                 top_p=top_p,
+                keep=self.plan.turns,
             ),
         )
         calling = threading.Event()
@@ -168,6 +184,11 @@ def prefill_name(rows: int, bucket: int) -> tuple[Any, ...]:
 def insert_name(rows: int, bucket: int) -> tuple[Any, ...]:
     """Return the name of the program that copies the KV cache of these prompts into slots."""
     return "insert", rows, bucket
+
+
+def extend_name() -> tuple[Any, ...]:
+    """Return the name of the program that appends messages to slots."""
+    return ("extend",)
 
 
 def decode_name(read: int, *, top_k: bool = False, top_p: bool = False) -> tuple[Any, ...]:

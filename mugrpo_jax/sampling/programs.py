@@ -1,9 +1,12 @@
-"""The three jitted programs of the sampler, and the arrays that are their inputs and outputs.
+"""The jitted programs of the sampler, and the arrays that are their inputs and outputs.
 
 `run_prompts` computes the KV cache of a batch of prompts (prefill). `insert` copies rows of this cache into
 slots. `decode` samples a bounded number of tokens in all slots. The prefill samples no token. Instead, the
 first decode step feeds the last prompt token to the model again and samples the first response token from
 these logits. So prompts with one token and several samples of one prompt need no special case.
+
+`extend` is only for responses of several turns: it puts the message of an environment behind what a slot's
+KV cache holds, and lets the slot sample again.
 """
 
 import contextlib
@@ -22,6 +25,7 @@ from mugrpo_jax.models import (
     Decoder,
     Weight,
     abstract,
+    append_tokens,
     cast,
     decode_params,
     decode_step,
@@ -37,6 +41,7 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 # A device loop has at least this many steps, so that short responses do not interrupt the device too often.
 _FEWEST_STEPS = 4
 _CACHE_AXES = ("batch", None, "kv_heads")
+_MESSAGE_FACTS = 5  # numbers before the tokens in an entry of `extend`
 
 
 @jax.tree_util.register_dataclass
@@ -132,8 +137,33 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
     )
 
 
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="slots")
+def extend(model: Decoder, params: Any, slots: Slots, entries: jax.Array) -> Slots:
+    """Append a message to the KV cache of some slots, and let these slots sample again.
+
+    Args:
+      params: from `sampling_params`.
+      slots: donated, so that the new slots reuse their memory.
+      entries: `[M, 5 + T]` int32, one row from `pack_message` per message, as `no_messages` describes.
+    """
+    target, start, count, token, left = entries[:, :_MESSAGE_FACTS].T
+    cache = Cache(slots.keys, slots.values, start)
+    cache = append_tokens(model, params, cache, target, entries[:, _MESSAGE_FACTS:], count)
+
+    def replace(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[target].set(new, mode="drop", unique_indices=True)
+
+    rows = dataclasses.replace(
+        slots.rows,
+        lengths=replace(slots.rows.lengths, start + count),
+        tokens=replace(slots.rows.tokens, token),
+        left=replace(slots.rows.left, left),
+    )
+    return _pinned(Slots(cache.keys, cache.values, rows))
+
+
 @functools.partial(
-    jax.jit, static_argnames=("model", "steps", "read", "top_k", "top_p"), donate_argnames="slots"
+    jax.jit, static_argnames=("model", "steps", "read", "top_k", "top_p", "keep"), donate_argnames="slots"
 )
 def decode(
     model: Decoder,
@@ -145,6 +175,7 @@ def decode(
     read: int,
     top_k: bool,
     top_p: bool,
+    keep: bool,
 ) -> tuple[Slots, Emitted]:
     """Sample up to `steps` tokens in every busy slot; return the new slots and the sampled tokens.
 
@@ -156,6 +187,8 @@ def decode(
       read: how many cache entries attention reads. No sequence may become longer than this in the loop.
       top_k: whether any request uses top-k; False leaves the top-k computation out of the program.
       top_p: the same for top-p.
+      keep: whether the KV cache of a slot must stay whole after its turn, because another turn may follow. A
+        step also writes an entry in slots that sample nothing: at their length, or without `keep` at place 0.
     """
     count = slots.rows.left.shape[0]
 
@@ -173,9 +206,9 @@ def decode(
         busy = rows.left > 0
         stopped = (token[:, None] == rows.stops).any(-1)
         left = jnp.where(busy & ~stopped, rows.left - 1, 0)
-        rows = dataclasses.replace(
-            rows, lengths=jnp.where(left > 0, rows.lengths + 1, 0), tokens=token, left=left
-        )
+        longer = rows.lengths + 1
+        lengths = jnp.where(busy, longer, rows.lengths) if keep else jnp.where(left > 0, longer, 0)
+        rows = dataclasses.replace(rows, lengths=lengths, tokens=token, left=left)
         slots = Slots(cache.keys, cache.values, rows)
         tokens = tokens.at[step].set(jnp.where(busy, token, -1))
         return step + 1, slots, tokens, logprobs.at[step].set(logp)
@@ -233,6 +266,32 @@ def no_entries(plan: SamplerPlan) -> np.ndarray:
     """Return entries for `insert` that it ignores, because their slots are beyond the last slot."""
     beyond = np.arange(plan.slots, plan.slots + plan.inserts, dtype=np.int32)
     return pack_entries(beyond, np.zeros(plan.inserts, np.int32), free_rows(plan.inserts))
+
+
+def pack_message(size: int, slot: int, start: int, tokens: np.ndarray, left: int) -> np.ndarray:
+    """Return an entry of `extend`: append `tokens` except the last, which the next decode step feeds.
+
+    Args:
+      size: T, the number of tokens that an entry has room for.
+      start: the number of filled cache entries.
+      left: how many tokens may be sampled afterwards.
+    """
+    count = len(tokens) - 1
+    entry = np.zeros(_MESSAGE_FACTS + size, np.int32)
+    entry[:_MESSAGE_FACTS] = slot, start, count, tokens[-1], left
+    entry[_MESSAGE_FACTS : _MESSAGE_FACTS + count] = tokens[:-1]
+    return entry
+
+
+def no_messages(plan: SamplerPlan) -> np.ndarray:
+    """Return entries for `extend` that it ignores, because their slots are beyond the last slot.
+
+    The columns are the slot, its filled cache entries, the number of tokens to append, the token to feed
+    next, the number of tokens that may be sampled, and the appended tokens.
+    """
+    entries = np.zeros((plan.message_rows, _MESSAGE_FACTS + plan.message_tokens), np.int32)
+    entries[:, 0] = np.arange(plan.slots, plan.slots + plan.message_rows)
+    return entries
 
 
 def _unpack_entries(entries: jax.Array) -> tuple[jax.Array, jax.Array, Rows]:
@@ -303,6 +362,13 @@ def lower_insert(plan: SamplerPlan, prefill: Any) -> Any:
         return insert.lower(abstract_slots(plan), prompts, no_entries(plan))
 
 
+def lower_extend(plan: SamplerPlan) -> Any:
+    """Lower `extend` without making arrays on a device."""
+    model, weights = abstract_params(plan)
+    with mesh_of(plan):
+        return extend.lower(model, weights, abstract_slots(plan), no_messages(plan))
+
+
 def lower_decode(
     plan: SamplerPlan, *, read: int | None = None, top_k: bool = False, top_p: bool = False
 ) -> Any:
@@ -318,6 +384,7 @@ def lower_decode(
             read=read or plan.read_buckets[-1],
             top_k=top_k,
             top_p=top_p,
+            keep=plan.turns,
         )
 
 

@@ -6,7 +6,7 @@ import itertools
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -137,7 +137,12 @@ class Response:
       tokens: int32, the sampled tokens, including the stop token.
       logprobs: float32, the log-prob of each token in the distribution from which it was sampled. For greedy
         tokens, the distribution at temperature 1.
-      finish_reason: `stop` if the last token is a stop token, else `length`.
+      finish_reason: `stop` if the last token is a stop token, else `length`. With an environment, also what
+        the environment gives as the reason.
+      mask: bool, True where the model wrote the token, False in messages of an environment, whose log-probs
+        are 0. None means that the model wrote all tokens.
+      messages: the messages of the environment as text.
+      status, detail: `ok`, or how and why the environment failed.
     """
 
     index: int
@@ -145,7 +150,11 @@ class Response:
     prompt_tokens: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray
-    finish_reason: Literal["stop", "length"]
+    finish_reason: str
+    mask: np.ndarray | None = None
+    messages: tuple[str, ...] = ()
+    status: str = "ok"
+    detail: str = ""
 
 
 # Stands for the stage in the seed path of prompts that belong to no run. No path may be the beginning of

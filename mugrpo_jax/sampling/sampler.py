@@ -24,6 +24,7 @@ from mugrpo_jax.sampling.engine import Engine
 from mugrpo_jax.sampling.requests import Request, Response
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 from mugrpo_jax.sampling.slot_scheduler import SamplerStats, SlotScheduler
+from mugrpo_jax.sampling.turns import Dialogue
 
 
 class Sampler:
@@ -79,28 +80,31 @@ class Sampler:
         """
         self._open().warmup(top_k=top_k, top_p=top_p)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Response]:
+    def run(self, requests: Iterable[Request], dialogue: Dialogue | None = None) -> Iterator[Response]:
         """Sample all requests and yield the responses in the order in which they finish.
 
         If `requests` is a sequence, all requests are checked before sampling starts. If it is an iterator,
-        each request is read and checked shortly before its samples start.
+        each request is read and checked shortly before its samples start. With a `dialogue`, an
+        environment answers each turn of the model; the plan must have been made with `turns=True`.
         """
         self._open()
+        if dialogue is not None and not self.plan.turns:
+            raise ValueError("sampler: the plan is for responses of one turn; plan it with turns=True")
         checked: Iterable[Request] = map(functools.partial(_checked, self.plan), requests)
-        return self._serve(iter(list(checked) if isinstance(requests, Sequence) else checked))
+        return self._serve(iter(list(checked) if isinstance(requests, Sequence) else checked), dialogue)
 
     def _open(self) -> Engine:
         if self._engine is None:
             raise ValueError("sampler: it is closed")
         return self._engine
 
-    def _serve(self, requests: Iterator[Request]) -> Iterator[Response]:
+    def _serve(self, requests: Iterator[Request], dialogue: Dialogue | None) -> Iterator[Response]:
         engine = self._open()
         self.stats = SamplerStats(self.plan.slots)
         if self._left_behind:
             engine.clear()
         self._left_behind = True
-        run = SlotScheduler(engine, self.stats, requests)
+        run = SlotScheduler(engine, self.stats, requests, dialogue)
         while run.fill():
             run.start_loop()
             yield from run.responses()
@@ -108,7 +112,8 @@ class Sampler:
             run.finish_loop()
             if self._on_tokens is not None and self.stats.loops == 1:
                 self._on_tokens()
-        self._left_behind = False
+        # After a turn that ended by its text, the device may still sample in the slot.
+        self._left_behind = dialogue is not None and dialogue.turn_end is not None
         yield from run.responses()
 
 

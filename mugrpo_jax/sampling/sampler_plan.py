@@ -18,6 +18,7 @@ from mugrpo_jax.sampling.requests import Request
 _MOST_SLOTS = {"cpu": 16}  # maximum per data-parallel device; other platforms have `_MANY_SLOTS`
 _MANY_SLOTS = 2048  # more slots would hardly be faster
 _PREFILL_TOKENS = 8192  # in one call of the prefill program
+_MESSAGE_TOKENS = 1024  # in one call of the extend program
 _FEWEST_INSERTS = 16
 _TURN = 0.5  # cost of the host's work between two device loops, in decode steps
 _USABLE = 0.92  # share of the free memory; the compiler needs memory for temporary arrays too
@@ -42,6 +43,7 @@ class SamplerPlan:
       weight_bytes, cache_bytes: size of the weights and of the KV cache on one device.
       work_bytes: size of temporary arrays on one device (logits, activations of a prefill).
       memory: free bytes on one device; None if unknown.
+      turns: whether an environment may answer the model, so that a response has several turns.
     """
 
     config: ModelConfig
@@ -59,6 +61,17 @@ class SamplerPlan:
     cache_bytes: int
     work_bytes: int
     memory: int | None
+    turns: bool = False
+
+    @property
+    def message_tokens(self) -> int:
+        """How many tokens of a message one call of the extend program can append to a slot."""
+        return self.prompt_buckets[0]
+
+    @property
+    def message_rows(self) -> int:
+        """How many slots one call of the extend program can append tokens to."""
+        return _message_rows(self.slots, self.message_tokens, _rows_split(self.mesh))
 
     @property
     def fuse(self) -> bool:
@@ -123,6 +136,7 @@ def plan_sampler(
     memory: int | None = None,
     usable: float = _USABLE,
     steps: int = 64,
+    turns: bool = False,
 ) -> SamplerPlan:
     """Choose the sizes of a sampler; raise an error that lists the sizes if they do not fit in the memory.
 
@@ -174,8 +188,10 @@ def plan_sampler(
             steps=steps,
             weight_bytes=weight_bytes(config, dtype, matrices) // tensor,
             cache_bytes=cache_bytes(config, slots, cache_length, dtype) // (split * tensor),
-            work_bytes=_work_bytes(config, slots, prompt_buckets, split, tensor, dtype),
+            work_bytes=_work_bytes(config, slots, prompt_buckets, split, tensor, dtype)
+            + (_message_bytes(config, slots, prompt_buckets[0], cache_length, split, tensor) if turns else 0),
             memory=memory,
+            turns=turns,
         )
 
     devices = 1 if mesh is None else mesh.size
@@ -237,6 +253,18 @@ def _work_bytes(
     width = 2 * config.intermediate_size // tensor + 6 * config.hidden_size
     prompts = tokens * width * size // split + cache_bytes(config, 1, tokens, dtype) // (split * tensor)
     return logits + prompts
+
+
+def _message_bytes(
+    config: ModelConfig, slots: int, tokens: int, cache_length: int, split: int, tensor: int
+) -> int:
+    """Estimate the bytes of temporary arrays in `extend`: the attention scores and their softmax."""
+    rows = _message_rows(slots, tokens, split)
+    return 2 * 4 * rows * tokens * config.num_heads * cache_length // (split * tensor)
+
+
+def _message_rows(slots: int, tokens: int, split: int) -> int:
+    return _round_up(min(slots, max(1, _MESSAGE_TOKENS // tokens)), split)
 
 
 def _prefill_rows(slots: int, bucket: int, split: int) -> int:

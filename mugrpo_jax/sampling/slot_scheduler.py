@@ -1,6 +1,5 @@
 """Assign samples to free slots, and collect the sampled tokens into responses. This runs on the host."""
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.sampling.engine import Engine, LoopResult
-from mugrpo_jax.sampling.programs import Emitted, Rows, pack_entries
+from mugrpo_jax.sampling.programs import Rows, pack_entries
+from mugrpo_jax.sampling.prompt_queue import PromptQueue
+from mugrpo_jax.sampling.recent_tokens import RecentTokens
 from mugrpo_jax.sampling.requests import MAX_STOPS, Request, Response
-from mugrpo_jax.sampling.sampler_plan import SamplerPlan
+from mugrpo_jax.sampling.turns import Dialogue, OpenTurns, Turns, message_entries
 
 
 @dataclasses.dataclass
@@ -39,88 +40,20 @@ class SamplerStats:
 _Sample = tuple[Request, int]  # a request, and the position of a sample in `request.seeds`
 
 
-class RecentTokens:
-    """A buffer of the tokens sampled in the latest steps: one row per slot, one column per step.
-
-    The tokens of a finished response are a slice of one row.
-    """
-
-    def __init__(self, plan: SamplerPlan) -> None:
-        self.kept = plan.max_length + plan.steps  # columns to keep; all unfinished responses began in them
-        self.tokens = np.empty((plan.slots, 2 * self.kept), np.int32)
-        self.logprobs = np.empty((plan.slots, 2 * self.kept), np.float32)
-        self.first = 0  # the step in column 0
-        self.filled = 0
-        self.ends: list[int] = []  # the column after each slot's last token
-
-    def add(self, emitted: Emitted) -> int:
-        """Append the output of a device loop; return how many tokens the loop sampled."""
-        steps = int(emitted.state[-1])
-        if self.filled + steps > self.tokens.shape[1]:
-            drop = self.filled - self.kept
-            for array in (self.tokens, self.logprobs):
-                array[:, : self.kept] = array[:, drop : self.filled]
-            self.first, self.filled = self.first + drop, self.kept
-        new = slice(self.filled, self.filled + steps)
-        self.tokens[:, new] = np.asarray(emitted.tokens)[:steps].T
-        self.logprobs[:, new] = np.asarray(emitted.logprobs)[:steps].T
-        # A slot samples from the start of the loop until its response ends, and is then free in this loop.
-        sampled = (self.tokens[:, new] >= 0).sum(1)
-        self.ends = (self.filled + sampled).tolist()
-        self.filled += steps
-        return int(sampled.sum())
-
-    def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens and log-probs of the response that began at `step` and ended in the latest loop."""
-        columns = slice(step - self.first, self.ends[slot])
-        return self.tokens[slot, columns].copy(), self.logprobs[slot, columns].copy()
-
-
-class PromptQueue:
-    """A queue of requests for each prompt bucket. The bucket with the oldest request is prefilled next.
-
-    Requests are read from their iterator only when they are needed. Which prompts are prefilled together
-    depends on the order of the requests, and not on the time at which they arrive.
-    """
-
-    def __init__(self, requests: Iterator[Request], plan: SamplerPlan) -> None:
-        self.plan = plan
-        self.buckets: dict[int, collections.deque[tuple[int, Request]]] = {}
-        self.count = 0
-        self._requests = enumerate(request for request in requests if len(request.seeds))
-
-    def __bool__(self) -> bool:
-        return self.count > 0 or self._read()
-
-    def take(self) -> tuple[int, list[Request]]:
-        """Remove the requests to prefill next; return their bucket and the requests."""
-        bucket, queue = min(self.buckets.items(), key=lambda item: item[1][0][0])
-        rows = self.plan.prefill_rows(bucket)
-        while len(queue) < rows and self.count < self.plan.slots and self._read():
-            pass
-        requests = [queue.popleft()[1] for _ in range(min(len(queue), rows))]
-        self.count -= len(requests)
-        if not queue:
-            del self.buckets[bucket]
-        return bucket, requests
-
-    def _read(self) -> bool:
-        """Read one more request and add it to its bucket; return False if there are no more requests."""
-        for place, request in self._requests:
-            bucket = next(size for size in self.plan.prompt_buckets if size >= len(request.prompt))
-            self.buckets.setdefault(bucket, collections.deque()).append((place, request))
-            self.count += 1
-            return True
-        return False
-
-
 class SlotScheduler:
     """Run some requests: assign their samples to free slots and collect the responses.
 
     Call `fill`, `start_loop`, `responses` and `finish_loop` in this order until `fill` returns False.
+    `dialogue` asks the environment after a turn of the model; None: every response has one turn.
     """
 
-    def __init__(self, engine: Engine, stats: SamplerStats, requests: Iterator[Request]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        stats: SamplerStats,
+        requests: Iterator[Request],
+        dialogue: Dialogue | None = None,
+    ) -> None:
         self.engine, self.plan, self.stats = engine, engine.plan, stats
         self.top_k = self.top_p = False  # whether any request so far uses top-k, top-p
         self.waiting = PromptQueue(requests, self.plan)
@@ -134,9 +67,18 @@ class SlotScheduler:
         self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.recent = RecentTokens(self.plan)
         self.latest: LoopResult | None = None
+        self.turns = None if dialogue is None else OpenTurns(dialogue)
+        self.ended: list[Response] = []  # responses of several turns that were not yielded yet
 
     def fill(self) -> bool:
         """Start waiting samples in the free slots; return whether any slot is busy now."""
+        while not self._fill() and self.turns is not None and self.turns.asked:
+            self._go_on(self.turns, patient=True)
+        return bool(self.busy)
+
+    def _fill(self) -> bool:
+        if self.turns is not None:
+            self._go_on(self.turns, patient=False)
         while self.free and (self.ready or self.waiting):
             if not self.ready:
                 self._prefill()
@@ -150,11 +92,29 @@ class SlotScheduler:
             self.lengths[slots] = [len(request.prompt) for request, _ in samples]
         return bool(self.busy)
 
+    def _go_on(self, open_turns: OpenTurns, *, patient: bool) -> None:
+        """Start the next turn in each slot whose environment has replied, or free the slot if it ends."""
+        messages: dict[int, Turns] = {}
+        for slot, found in open_turns.replies(patient=patient):
+            if isinstance(found, Turns):
+                messages[slot] = found
+            else:
+                self.ended.append(found)
+                self.free.append(slot)
+        for entries in message_entries(self.plan, messages):
+            self.engine.extend(entries)
+        for slot, turns in messages.items():
+            self.busy[slot] = turns.request, turns.number
+            self.starts[slot] = self.stats.steps
+            self.lengths[slot] = len(turns.request.prompt) + sum(map(len, turns.tokens))
+
     def start_loop(self) -> None:
         """Start the next device loop and return without waiting for its end."""
+        asked = 0 if self.turns is None else len(self.turns.asked)
+        waiting = asked or self.ready or self.waiting
         reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
         self.loop = self.engine.decode(
-            self.plan.refill_at(self._mean_length()) if self.ready or self.waiting else self.plan.slots + 1,
+            asked + self.plan.refill_at(self._mean_length()) if waiting else self.plan.slots + 1,
             read=next(read for read in self.plan.read_buckets if read >= reach),
             top_k=self.top_k,
             top_p=self.top_p,
@@ -177,10 +137,37 @@ class SlotScheduler:
             for slot, start in zip(freed.tolist(), self.starts[freed].tolist())
             if slot in self.busy
         ]
-        self.free += [slot for slot, _, _ in self.finished]
+        if self.turns is None:
+            self.free += [slot for slot, _, _ in self.finished]
+        else:
+            self._end_turns(self.turns)
+
+    def _end_turns(self, open_turns: OpenTurns) -> None:
+        """Ask the environment about the turns that the last loop ended.
+
+        The device waits for this. But the slots of environments that reply at once sample in the next loop.
+        """
+        assert self.latest is not None
+        self.stats.tokens += self.recent.add(self.latest.emitted)
+        for slot in list(self.busy) if open_turns.by_text else ():
+            start = int(self.starts[slot])
+            if open_turns.ends(self.recent.since(start, slot)[0]) is not None:
+                # The device samples on in this slot, until the next turn or sample starts there.
+                self.finished.append((slot, self.busy.pop(slot), start))
+                self.lengths[slot] = 0
+        for slot, sample, start in self.finished:
+            response = open_turns.end_turn(slot, *sample, *self.recent.since(start, slot))
+            if response is not None:
+                self.ended.append(response)
+                self.free.append(slot)
 
     def responses(self) -> Iterator[Response]:
         """Yield the responses that the last loop finished. Call it while the device runs the next loop."""
+        if self.turns is not None:
+            ended, self.ended = self.ended, []
+            self.stats.responses += len(ended)
+            yield from ended
+            return
         if self.latest is not None:
             self.stats.tokens += self.recent.add(self.latest.emitted)
         for slot, sample, start in self.finished:

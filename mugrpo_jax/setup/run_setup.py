@@ -20,6 +20,7 @@ from mugrpo_jax.setup.behavior_policy import load_behavior, other_sources
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
 from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
+from mugrpo_jax.setup.run_environment import turn_ends
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
 from mugrpo_jax.setup.sizes import sampler_plan, step_options, update_buckets
 from mugrpo_jax.tasks import Problem
@@ -62,7 +63,12 @@ class RunSetup:
         """Return the tokens of a problem's prompt; raise an error if the prompt is too long."""
         return problem_tokens.prompt_tokens(self.config, self.tokenizer, problem)
 
-    def solution_tokens(self, problem: Problem) -> np.ndarray:
+    @functools.cached_property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a turn of the model, and without an environment its response."""
+        return turn_ends(self.config.environment, self.tokenizer)
+
+    def solution_tokens(self, problem: Problem) -> problem_tokens.Solution:
         """Return the tokens of a worked solution and the end token; raise an error if it is too long."""
         return problem_tokens.solution_tokens(self.config, self.tokenizer, problem)
 

@@ -23,6 +23,8 @@ from mugrpo_jax.tasks.arithmetic import arithmetic as arithmetic
 from mugrpo_jax.tasks.benchmark_presets import PRESETS as PRESETS
 from mugrpo_jax.tasks.benchmark_presets import Preset as Preset
 from mugrpo_jax.tasks.benchmark_presets import preset_task as preset_task
+from mugrpo_jax.tasks.calculator import calculator as calculator
+from mugrpo_jax.tasks.calculator import tool_sums as tool_sums
 from mugrpo_jax.tasks.chains import chains as chains
 from mugrpo_jax.tasks.code_answers import program_of as program_of
 from mugrpo_jax.tasks.code_reward import code_partial_reward as code_partial_reward
@@ -37,6 +39,12 @@ from mugrpo_jax.tasks.dataset_files import Columns as Columns
 from mugrpo_jax.tasks.dataset_files import dataset_task as dataset_task
 from mugrpo_jax.tasks.dataset_files import first_columns as first_columns
 from mugrpo_jax.tasks.dataset_files import load_problems as load_problems
+from mugrpo_jax.tasks.environments import ENVIRONMENTS as ENVIRONMENTS
+from mugrpo_jax.tasks.environments import Answer as Answer
+from mugrpo_jax.tasks.environments import Environment as Environment
+from mugrpo_jax.tasks.environments import load_environment as load_environment
+from mugrpo_jax.tasks.environments import open_environment as open_environment
+from mugrpo_jax.tasks.gym_problems import reasoning_gym as reasoning_gym
 from mugrpo_jax.tasks.math_answers import final_answer as final_answer
 from mugrpo_jax.tasks.math_answers import math_reward as math_reward
 from mugrpo_jax.tasks.math_answers import same_answer as same_answer
@@ -66,6 +74,7 @@ from mugrpo_jax.tasks.task import Prompt as Prompt
 from mugrpo_jax.tasks.task import RewardFunction as RewardFunction
 from mugrpo_jax.tasks.task import Task as Task
 from mugrpo_jax.tasks.task import Verdict as Verdict
+from mugrpo_jax.tasks.task import conversation_of as conversation_of
 from mugrpo_jax.tasks.weighted_scorer import WeightedScorer as WeightedScorer
 from mugrpo_jax.tasks.word_problems import word_problems as word_problems
 
@@ -77,6 +86,8 @@ GENERATORS: Mapping[str, Callable[..., Task]] = MappingProxyType(
         "chains": chains,
         "multiplication": multiplication,
         "programs": programs,
+        "tool_sums": tool_sums,
+        "reasoning_gym": reasoning_gym,
     }
 )
 

@@ -1,19 +1,16 @@
 """Find rewards by name. A reward is a function `reward(response, problem)`; 1.0 means a right answer."""
 
 import functools
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from mugrpo_jax.tasks.code_answers import program_of
 from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
 from mugrpo_jax.tasks.code_tests import read_tests
 from mugrpo_jax.tasks.countdown import countdown_answer, countdown_reward
+from mugrpo_jax.tasks.gym_problems import gym_answer, gym_reward
 from mugrpo_jax.tasks.math_answers import fast_math_reward, math_reward, vote_answer
-from mugrpo_jax.tasks.near_names import did_you_mean, possible_names
+from mugrpo_jax.tasks.own_functions import own_function
 from mugrpo_jax.tasks.task import Problem, RewardFunction
 
 
@@ -42,6 +39,7 @@ REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
         "arithmetic": arithmetic_reward,
         "countdown": countdown_reward,
         "math": math_reward,
+        "reasoning_gym": gym_reward,
         **_CODE,
     }
 )
@@ -67,6 +65,7 @@ ANSWER_READERS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
         ),
         "countdown": countdown_answer,
         "math": vote_answer,
+        "reasoning_gym": gym_answer,
         "code": program_of,
         "code_partial": program_of,
     }
@@ -92,32 +91,4 @@ def load_reward(name: str, *, unsafe_sandbox: bool = False) -> RewardFunction:
         return unsafe
     if name in REWARDS:
         return REWARDS[name]
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
-        raise ValueError(f"reward is {name!r}; {possible_names(name, REWARDS)} or module:function")
-    # A reward may be in the working folder. The folder goes last, so that no file in it hides a package.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        hint = _module_hint(module_name) if error.name == module_name else ""
-        raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"reward {name!r}: cannot import {module_name!r}: {error!r}") from error
-    function = getattr(module, attribute, None)
-    if function is None:
-        functions = (key for key, value in vars(module).items() if callable(value))
-        hint = f"; {did_you_mean(attribute, functions)}".rstrip("; ")
-        raise ValueError(f"reward {name!r}: the module has no {attribute!r}{hint}")
-    if not callable(function):
-        raise ValueError(
-            f"reward {name!r} is a {type(function).__name__}; possible: a function (text, problem)"
-        )
-    return function
-
-
-def _module_hint(wrong: str) -> str:
-    """Return where a module is looked for, and which file in the working folder has a similar name."""
-    files = (path.stem for path in Path().glob("*.py"))
-    return f"; {did_you_mean(wrong, files)}it must be in this folder, {os.getcwd()}, or be installed"
+    return own_function("reward", name, REWARDS, "(text, problem)")

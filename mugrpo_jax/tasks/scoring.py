@@ -79,6 +79,10 @@ class Scorer(ABC):
         """Score pairs of response and problem; return the scores in the same order."""
         return [future.result() for future in [self.submit(text, problem) for text, problem in pairs]]
 
+    def fail(self, status: str, detail: str) -> "Future[Score]":
+        """Count a response that cannot be scored, because its environment failed with one of `FAILURES`."""
+        return finished_future(self._count(Score(math.nan, status, detail)))
+
     @abstractmethod
     def close(self) -> None:
         """Release all resources. Responses in the queue are not scored any more."""

@@ -52,10 +52,10 @@ def check_integer(name: str, argument: str, value: int, low: int, high: int) -> 
         raise ValueError(f"{name}: {argument} is {value!r}; possible: a whole number {bounds}")
 
 
-def check_slips(name: str, slips: float) -> None:
-    """Raise a `ValueError` unless `slips` is a probability."""
+def check_slips(name: str, slips: float, option: str = "slips") -> None:
+    """Raise a `ValueError` unless `slips`, the value of an option, is a probability."""
     if isinstance(slips, bool) or not isinstance(slips, (int, float)) or not 0 <= slips <= 1:
-        raise ValueError(f"{name}: slips is {slips!r}; possible: a number from 0 to 1")
+        raise ValueError(f"{name}: {option} is {slips!r}; possible: a number from 0 to 1")
 
 
 def _held_out(key: str) -> bool:

@@ -17,6 +17,10 @@ class Problem:
       prompt: plain text, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's template.
       answer: the right answer, in the form that the reward expects.
       solution: a worked solution, to train on in a warm start; None if there is none.
+      turns: the worked solution as turns of the model and messages of the environment, one after the other,
+        for tasks with an environment; `solution` is then their text together.
+      conversation: while a response is scored that an environment answered: the prompt and all turns and
+        messages; otherwise empty.
       place: the file and line that the problem was read from, for error messages; empty if there is none.
     """
 
@@ -24,6 +28,8 @@ class Problem:
     prompt: Prompt
     answer: str
     solution: str | None = None
+    turns: tuple[str, ...] = ()
+    conversation: tuple[Message, ...] = field(default=(), compare=False)
     place: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -66,6 +72,17 @@ class Task:
 def as_prompt(text: str, chat: bool) -> Prompt:
     """Make a prompt: a chat message of the user if `chat` is True, otherwise the text and a line break."""
     return ({"role": "user", "content": text},) if chat else text + "\n"
+
+
+def conversation_of(prompt: Prompt, said: Sequence[str], role: str = "user") -> tuple[Message, ...]:
+    """Return a conversation as messages: the prompt, then the model's turns and the messages between them.
+
+    >>> conversation_of("1+2=", ["1+2=", "3", ";3"])[1:]
+    ({'role': 'assistant', 'content': '1+2='}, {'role': 'user', 'content': '3'}, ...
+    """
+    start = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    roles = ("assistant", role)
+    return (*start, *({"role": roles[i % 2], "content": text} for i, text in enumerate(said)))
 
 
 class LazyProblems(Sequence[Problem]):

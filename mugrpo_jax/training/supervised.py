@@ -26,15 +26,17 @@ def cross_entropy(
 
 
 def solution_updates(
-    rows: Sequence[tuple[np.ndarray, np.ndarray]],
+    rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
     buckets: Buckets,
     *,
     rows_per_update: int,
     seed: int,
     start: int = 0,
 ) -> Iterator[Update]:
-    """Yield updates of `(prompt, solution)` token pairs without end, in a new random order in each epoch.
+    """Yield updates of prompts with their solutions without end, in a new random order in each epoch.
 
+    A row has the tokens of the prompt and of the solution, and which tokens of the solution to train on, or
+    None for all of them.
     Update `i` depends only on `seed` and `i`, so a run can resume at any `start`.
     """
     rows_per_update = min(rows_per_update, len(rows))
@@ -44,9 +46,10 @@ def solution_updates(
         order = np.random.default_rng((seed, epoch)).permutation(len(rows))
         take = order[position * rows_per_update :][:rows_per_update]
         chosen = [_row(*rows[i]) for i in take]
-        tokens = sum(len(row.response) for row in chosen)
+        tokens = sum(row.written for row in chosen)
         yield Update(arrange(chosen, buckets), float(tokens), {"response_tokens": float(tokens)})
 
 
-def _row(prompt: np.ndarray, solution: np.ndarray) -> Row:
-    return Row(prompt, solution, behavior_logp=np.zeros(len(solution), np.float32), advantage=0.0)
+def _row(prompt: np.ndarray, solution: np.ndarray, wrote: np.ndarray | None) -> Row:
+    zeros = np.zeros(len(solution), np.float32)
+    return Row(prompt, solution, behavior_logp=zeros, advantage=0.0, wrote=wrote)

@@ -19,6 +19,7 @@ from mugrpo_jax.models import tokenizer as tokenizers
 from mugrpo_jax.models.io import huggingface_export as hf_export
 from mugrpo_jax.models.io.loading import load_model, tiny_model
 from mugrpo_jax.models.tokenizer import CharTokenizer, HFTokenizer, load_tokenizer
+from mugrpo_jax.sampling.messages import encode_message
 from mugrpo_jax.setup.problem_tokens import solution_tokens
 from mugrpo_jax.tasks import Problem
 
@@ -131,8 +132,25 @@ def test_a_solution_ends_as_the_chat_template_ends_a_turn(pair, template, end):
     assert letters.end_id(chat=True) == letters.end_id(chat=False) == 1
     problem = Problem("p", ({"role": "user", "content": "1+1"},), "2", solution="2")
     config = configs.load(None)
-    assert solution_tokens(config, tokenizer, problem)[-1] == tokenizer.end_id(chat=True)
-    assert solution_tokens(config, tokenizer, dataclasses.replace(problem, prompt="1+1"))[-1] == 1
+    assert solution_tokens(config, tokenizer, problem).tokens[-1] == tokenizer.end_id(chat=True)
+    plain = dataclasses.replace(problem, prompt="1+1")
+    assert solution_tokens(config, tokenizer, plain).tokens[-1] == 1
+    if not end and "eos_token" not in template:
+        with pytest.raises(
+            ValueError, match=r"does not put an end token behind an answer|the chat template fails"
+        ):
+            encode_message(tokenizer, "34", chat=True, last=1)
+        return
+    # A message of an environment is what the template writes between the end token and the next answer.
+    message = encode_message(tokenizer, "34", chat=True, last=tokenizer.end_id(chat=True))
+    chat = [
+        {"role": role, "content": text} for role, text in (("user", "5"), ("assistant", "6"), ("user", "34"))
+    ]
+    whole = tokenizer.chat(chat)
+    before = whole.index(letters.encode("6")[0]) + 2
+    assert message == whole[before:] and letters.encode("3")[0] in message
+    assert encode_message(tokenizer, "34", chat=True, last=letters.encode("6")[0]) == whole[before - 1 :]
+    assert encode_message(tokenizer, "34", chat=False, last=1) == letters.encode("34")
 
 
 @pytest.mark.parametrize(

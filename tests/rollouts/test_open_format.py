@@ -1,5 +1,6 @@
 """Claims about rollout files: out and back bit by bit, other systems' rows, and bad rows named by line."""
 
+import dataclasses
 import json
 import sys
 
@@ -16,7 +17,7 @@ VOCABULARY = {"vocab_size": 50, "eos_ids": {1}}
 
 def response(rng, number) -> Rollout:
     length = int(rng.integers(1, 30))
-    return Rollout(
+    made = Rollout(
         tokens=rng.integers(0, 50, length).astype(np.int32),
         logprobs=-(rng.exponential(3.0, length).astype(np.float32) ** 5),  # all magnitudes
         reward=float(rng.normal()),
@@ -26,6 +27,10 @@ def response(rng, number) -> Rollout:
         parts={"math": float(rng.normal()), "length": 0.5},
         behavior="teacher-t1.3" if number == 3 else "current",
     )
+    if number != 2 or length < 3:
+        return made
+    mask = np.arange(length) % 3 != 1  # messages of an environment
+    return dataclasses.replace(made, mask=mask, logprobs=np.where(mask, made.logprobs, np.float32(0)))
 
 
 @pytest.fixture
@@ -104,7 +109,8 @@ def write(tmp_path, *rows):
         ({"completion_ids": [5, 1.5]}, "the response is not a list of token ids"),
         ({"completion_ids": [], "logprobs": []}, "the response has no tokens"),
         ({"reward": None}, "no reward"),
-        ({"env_mask": [1, 0, 1]}, "its mask has gaps"),
+        ({"env_mask": [1, 0, 1]}, "2 response tokens, but 3 entries in the mask"),
+        ({"env_mask": [0, 0]}, "the mask says that the policy wrote no token"),
         ({"prompt_ids": [3, 4, 5]}, "the only response of its group"),
         ("{", "not valid JSON"),
         ('{"reward": NaN}', "not valid JSON"),
@@ -175,6 +181,24 @@ def by_system():
         "vllm": [{"request_id": "1", "prompt_token_ids": [3, 4], "outputs": outputs, "rewards": [1.0, 0.0]}],
         "vllm, its server": [served],
     }
+
+
+@pytest.mark.parametrize("system", ["trl", "verl"])
+def test_tokens_that_the_policy_did_not_write_are_masked_and_padding_is_cut(tmp_path, system):
+    tokens, wrote, logprobs = [5, 6, 7, 1, 0], [1, 0, 0, 1, 0], [-1.0] * 5
+    row = {"prompt_ids": [3], "completion_ids": tokens, "env_mask": wrote, "logprobs": logprobs}
+    if system == "verl":
+        row = {"uid": "u", "prompts": [3], "responses": tokens, "response_mask": wrote}
+        row["rollout_log_probs"] = logprobs
+    field = "score" if system == "verl" else "reward"
+    path = write(tmp_path, row | {field: 1.0}, row | {field: 0.0})
+    found = import_rollouts([path], tmp_path / "stage", **VOCABULARY)
+    (group,) = rollouts.read_groups(rollouts.open_stage(found.stage.folder))
+    for rollout in group.rollouts:
+        assert rollout.tokens.tolist() == [5, 6, 7, 1] and rollout.mask.tolist() == [True, False, False, True]
+        assert rollout.logprobs.tolist() == [-1, 0, 0, -1] and rollout.written == 2
+    manifest = found.stage.manifest()
+    assert (manifest["response_tokens"], manifest["messages"], manifest["message_tokens"]) == (4, 2, 4)
 
 
 @pytest.mark.parametrize("system", by_system())

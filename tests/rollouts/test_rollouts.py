@@ -142,6 +142,28 @@ def test_every_update_is_complete_and_an_epoch_uses_each_response_once(stage):
     assert seen[:6] != seen[6:]
 
 
+def test_masks_come_back_from_disk_and_only_written_tokens_count(tmp_path):
+    def answered(group):
+        masks = [np.arange(len(r.tokens)) % 5 != 3 for r in group.rollouts]
+        members = tuple(dataclasses.replace(r, mask=m) for r, m in zip(group.rollouts, masks))
+        return dataclasses.replace(group, rollouts=members)
+
+    stage = RolloutFolder(tmp_path / "stage-000", {"fingerprint": "abc"}, prompts=8, prompts_per_shard=8)
+    stage.write_shard(0, [answered(group) for group in GROUPS[:8]])
+    stage.commit()
+    written = 0
+    for update in stream(stage, prompts_per_update=4, epochs=1):
+        for batch in update.micro_batches:
+            for row in np.flatnonzero(batch["mask"].any(1)):
+                first = int(np.argmax(batch["mask"][row]))
+                response = batch["mask"][row, first : int(np.flatnonzero(batch["mask"][row])[-1]) + 1]
+                np.testing.assert_array_equal(response, np.arange(len(response)) % 5 != 3)
+        tokens = sum(batch["mask"].sum() for batch in update.micro_batches)
+        assert tokens == update.denominator == update.metrics["response_tokens"]
+        written += tokens
+    assert written == stage.manifest()["response_tokens"] < sum(g.response_tokens for g in GROUPS[:8])
+
+
 def test_the_order_depends_on_seed_and_stage(stage):
     first = next(stream(stage))
     assert same(first, next(stream(stage)))

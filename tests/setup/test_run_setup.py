@@ -33,7 +33,7 @@ def test_a_prompt_and_a_solution_become_tokens_with_their_ends(setup):
     problem = Problem("p", "1+2=", "3", solution="3")
     tokens, end = setup.tokenizer, min(setup.tokenizer.eos_ids)
     np.testing.assert_array_equal(setup.prompt_tokens(problem), tokens.encode("1+2=", start=True))
-    np.testing.assert_array_equal(setup.solution_tokens(problem), [*tokens.encode("3"), end])
+    np.testing.assert_array_equal(setup.solution_tokens(problem).tokens, [*tokens.encode("3"), end])
 
 
 @pytest.mark.parametrize(

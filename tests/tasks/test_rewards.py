@@ -93,9 +93,9 @@ def test_votes_are_counted_by_value():
 
 def test_every_reward_can_tell_a_response_without_an_answer():
     empty = {"exact": " ", "arithmetic": "1+1+0=02; ", "countdown": "#### 2*(3+", "math": "no idea"}
-    empty |= {"code": "print(1)", "code_partial": "```python\n```"}
+    empty |= {"reasoning_gym": "<answer>3", "code": "print(1)", "code_partial": "```python\n```"}
     assert empty.keys() == REWARDS.keys() == ANSWER_READERS.keys()
-    assert [ANSWER_READERS[name](text) for name, text in empty.items()] == [None] * 6
+    assert [ANSWER_READERS[name](text) for name, text in empty.items()] == [None] * 7
     assert ANSWER_READERS["exact"](" so ") == "so"
     assert ANSWER_READERS["countdown"]("#### (3 + 4)*2 = 14") == "(3+4)*2"
 
@@ -112,7 +112,7 @@ def test_rewards_are_loaded_by_name():
     [
         (
             "maths",
-            "reward is 'maths'; did you mean math? possible: exact, arithmetic, countdown, math, code, code_",
+            "reward is 'maths'; did you mean math? possible: exact, arithmetic, countdown, math, reason",
         ),
         (
             "no_such_module:f",

@@ -89,7 +89,7 @@ def test_one_hang_does_not_hold_up_the_others(pool, problem):
 def test_a_worker_killed_while_idle_costs_no_item(problem):
     with ScoringPool(STRANGE, workers=1, deadline_s=30.0) as pool:
         assert pool.submit("fine", problem).result().status == "ok"
-        worker = pool._workers[0]._process
+        worker = pool._pool.workers[0]._process
         worker.kill()
         worker.wait()
         assert pool.submit("fine", problem).result().status == "ok"
@@ -110,7 +110,7 @@ def test_closing_ends_hanging_workers_at_once(problem):
     pool.close()
     assert time.perf_counter() - start < 5.0
     assert waiting.cancelled() and running.done()
-    assert pool._workers[0]._process.poll() is not None
+    assert pool._pool.workers[0]._process.poll() is not None
 
 
 def test_processes_that_a_reward_started_end_with_their_worker(problem):
@@ -130,7 +130,7 @@ def test_a_worker_whose_parent_is_gone_ends_with_its_children():
         "from mugrpo_jax.tasks import Problem, ScoringPool\n"
         f"pool = ScoringPool({STRANGE!r}, workers=1)\n"
         "child = pool.submit('child', Problem('1', '', '')).result().value\n"
-        "print(pool._workers[0]._process.pid, int(child), flush=True); os._exit(9)"
+        "print(pool._pool.workers[0]._process.pid, int(child), flush=True); os._exit(9)"
     )
     command = [sys.executable, "-c", code, os.path.dirname(__file__)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

@@ -372,3 +372,32 @@ def test_schedules_warm_up_and_end(schedule):
     assert rate(0) == 0
     assert float(rate(4)) == 1
     np.testing.assert_allclose(rate(20), 1.0 if schedule == "constant" else 0.0, atol=1e-6)
+
+
+def with_messages(behavior: float = 0.0):
+    """The groups, with two messages of an environment in the long responses; their log-probs are given."""
+
+    def answered(rollout):
+        place = np.arange(len(rollout.tokens))
+        mask = ~(((place > 3) & (place < 9)) | (place == 12)) | (place == len(place) - 1)
+        logprobs = np.where(mask, rollout.logprobs, np.float32(behavior) * place)
+        return dataclasses.replace(rollout, mask=mask, logprobs=logprobs.astype(np.float32))
+
+    return [dataclasses.replace(g, rollouts=tuple(map(answered, g.rollouts))) for g in groups()]
+
+
+def test_log_probs_in_messages_of_an_environment_change_neither_loss_nor_gradient_nor_diagnostics():
+    _, step, state = setup()
+    kept, other = (step.gradient(state, update(512, of=with_messages(value))) for value in (0.0, -3.0))
+    assert difference(kept[0], other[0]) == 0
+    assert {name: float(value) for name, value in kept[1].items()} == {
+        name: float(value) for name, value in other[1].items()
+    }
+    written = sum(rollout.written for group in with_messages() for rollout in group.rollouts)
+    total = sum(len(rollout.tokens) for group in groups() for rollout in group.rollouts)
+    found = update(512, of=with_messages())
+    assert (
+        float(kept[1]["tokens"]) == found.denominator == found.metrics["response_tokens"] == written < total
+    )
+    assert sum(batch["mask"].sum() for batch in found.micro_batches) == written
+    assert difference(kept[0], step.gradient(state, update(512))[0]) > 1e-4
