@@ -49,7 +49,7 @@ def load_environment(name: str, options: Mapping[str, Any] | None = None) -> Env
 
     >>> load_environment("calculater")
     Traceback (most recent call last):
-    ValueError: environment is 'calculater', did you mean 'calculator'? possible: calculator or ...
+    ValueError: environment is 'calculater'; did you mean calculator? possible: calculator or ...
     """
     arguments = "(conversation, problem)"
     function = ENVIRONMENTS.get(name) or own_function("environment", name, ENVIRONMENTS, arguments)

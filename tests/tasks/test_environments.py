@@ -59,8 +59,8 @@ def test_options_are_keyword_arguments():
 @pytest.mark.parametrize(
     "name, options, reason",
     [
-        ("calculater", {}, "environment is 'calculater', did you mean 'calculator'"),
-        ("strange_environments:envronment", {}, "has no 'envronment', did you mean 'environment'"),
+        ("calculater", {}, "environment is 'calculater'; did you mean calculator"),
+        ("strange_environments:envronment", {}, "has no 'envronment'; did you mean environment"),
         ("no_such_module:f", {}, "cannot import 'no_such_module'"),
         (
             "strange_environments:NOT_A_FUNCTION",
