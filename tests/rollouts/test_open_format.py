@@ -269,6 +269,7 @@ def test_rows_of_other_systems_become_the_same_group(tmp_path, system):
         assert rollout.tokens.tolist() == row["completion_ids"]
         assert rollout.logprobs.tolist() == row["logprobs"]
         assert rollout.reward == row["reward"] and rollout.behavior == name
+        assert rollout.malformed is None and not rollout.parts  # unknown
     assert [rollout.finish for rollout in group.rollouts] == ["stop", "length"]
     assert found.stage.manifest()["behaviors"][name]["responses"] == 2
 
