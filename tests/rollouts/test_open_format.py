@@ -139,7 +139,8 @@ def test_parquet_without_pyarrow_is_one_clear_line(stage, tmp_path, monkeypatch)
     assert not (tmp_path / "out.parquet").exists()
 
 
-ROW = {"prompt_ids": [3, 4], "completion_ids": [5, 1], "logprobs": [-0.5, -0.25], "reward": 1.0}
+# A log-prob may be above 0 by rounding.
+ROW = {"prompt_ids": [3, 4], "completion_ids": [5, 1], "logprobs": [-0.5, 2**-11], "reward": 1.0}
 OTHER = ROW | {"completion_ids": [7, 8, 9], "logprobs": [-1.0, -2.0, -3.0], "reward": 0.0}
 SECOND = [row | {"prompt_ids": [9, 9, 9]} for row in (ROW, OTHER)]
 

@@ -1,13 +1,17 @@
+import collections
 import json
 import os
+import platform
 import time
 
+import numpy as np
 import pytest
 
 from mugrpo_jax.tasks import Limits, Problem, Verdict, load_task, make_scorer, program_of, read_tests
 from mugrpo_jax.tasks.code_answers import same_output, same_value
 from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
-from mugrpo_jax.tasks.sandbox import isolation_mode, launch, run_program
+from mugrpo_jax.tasks.sandbox import Outcome, isolation_mode, launch, run_program, seccomp
+from mugrpo_jax.tasks.sandbox.child import literal
 from mugrpo_jax.tasks.scoring import call_reward
 
 needs_isolation = pytest.mark.skipif(isolation_mode() is None, reason="no namespaces on this machine")
@@ -63,6 +67,9 @@ def test_outputs_and_values_are_compared_as_judges_do():
             0.5,
         ),
         (["assert not f(1)"], {"expression": "bool(f(1))"}, False),
+        (["assert f(1)"], {"expression": "bool(f(1))"}, True),
+        (["assert f(1) is None"], {"expression": "f(1)"}, None),
+        ({"inputs": [["a", "b"]], "outputs": [["c", 1]]}, {"stdin": "a\nb"}, "c\n1"),
     ],
 )
 def test_the_forms_of_tests_of_known_datasets(answer, given, expected):
@@ -80,11 +87,53 @@ def test_the_forms_of_tests_of_known_datasets(answer, given, expected):
         ('[{"input": "1"}]', "needed: input and output"),
         ('{"tests": ["assert f(1)"], "time_s": 0}', "time_s is 0"),
         ("[]", "has no tests"),
+        ('{"tests": ["assert f(1)"], "memory_mb": true}', "memory_mb is True"),
+        ('{"inputs": ["1", "2"], "outputs": ["1"]}', "shorter"),
+        ('{"inputs": [1], "outputs": [1], "fn_name": "f"}', "the input of function f is 1; possible: a list"),
+        ('[{"input": "1", "output": "2", "testtype": "file"}]', "testtype is 'file'; possible: stdin"),
+        ('["x = 1\\nassert f(x) == 1"]', "not an assert line"),
+        ('["assert f(1) != 2"]', "possible: assert CALL == VALUE"),
+        ('["assert math.isclose(f(1), [2])"]', "isclose compares numbers"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_that_names_the_problem(answer, why):
     with pytest.raises(ValueError, match=f"^data.jsonl:7: problem p: .*{why}"):
         read_tests(Problem("p", "", answer, place="data.jsonl:7"))
+
+
+def test_limits_and_the_name_of_the_function_come_with_the_tests():
+    listed = [{"input": "[1]", "output": "2", "testtype": "functional"}]
+    (test,), limits = read_tests(problem_of(listed, fn_name="g", time_s=4, processes=2))
+    assert test.given == {"function": "g", "arguments": [[1]]}
+    assert limits == Limits(time_s=4, processes=2)
+
+
+def test_a_test_with_isclose_has_its_own_tolerance():
+    """MBPP rounds the right values of such tests: 1570.75 is not within a millionth of 500 π."""
+    lines = ["import math\nassert math.isclose(f(1), 1570.75, rel_tol=0.001)", "assert f(1) == 1570.75"]
+    loose, strict = read_tests(Problem("p", "", json.dumps(lines)))[0]
+    outcome = Outcome("ok", "1570.7963267948967", "")
+    assert loose.given["expression"] == "f(1)" and loose.passed(outcome) and not strict.passed(outcome)
+    assert not loose.passed(Outcome("ok", "1573.0", "")) and not loose.passed(Outcome("ok", "'1570.75'", ""))
+    assert not loose.passed(Outcome("memory_limit", "1570.75", ""))  # the value came before the end
+
+
+def test_a_value_is_written_so_that_it_can_be_compared():
+    text = {"é": ["\n", b"x"], 1: (None, True, -0.5, 2j), "s": {1, 2}}
+    assert same_value(literal(text), text) and not same_value(literal(text), {"é": text["é"]})
+    for value, expected in (
+        *((float("inf"), float("inf")), (-float("inf"), -float("inf")), ((1,), [1]), ((), [])),
+        *((set(), set()), (frozenset((1,)), {1}), (collections.deque((1, 2)), [1, 2]), ({}.keys(), [])),
+        *(
+            (np.float32(0.5), 0.5),
+            (np.int64(3), 3),
+            (np.arange(3), [0, 1, 2]),
+            (collections.Counter("a"), {"a": 1}),
+        ),
+    ):
+        assert same_value(literal(value), expected), value
+    assert not same_value(literal(float("nan")), 0.0) and not same_value(literal({1: 2}), {1: 3})
+    assert not same_value(literal(object()), 1) and not same_value(literal({1}), {1, 2})
 
 
 def test_a_wrong_response_keeps_its_value_and_status_and_is_no_failed_reward():
@@ -138,6 +187,73 @@ print(open("mine", "w").write("x"))
     assert eval(lines[2], {"__builtins__": {}}) and "<" not in lines[2]
     assert lines[3:] == ["ProcessLookupError None True []", "-1 -1", "1"]
     assert second == first  # the folder is empty again
+
+
+@needs_isolation
+def test_a_program_reads_its_input_and_ends_as_it_likes():
+    code = """
+import sys, threading, time
+case = input()
+if case == "main":
+    print(__name__, sys.argv, sys.stdin.read())
+elif case == "thread":
+    threading.Thread(target=lambda: time.sleep(0.1) or print("late")).start()
+else:
+    sys.exit(eval(case))
+"""
+    inputs = ["main\nmore", "thread", "None", "0", "3", "'no'", "1 / 0"]
+    *found, last = run_program(code, [{"stdin": text} for text in inputs], limits=LIMITS)
+    assert [outcome.output for outcome in found[:2]] == ["__main__ ['program.py'] more\n", "late\n"]
+    assert [outcome.status for outcome in found] == ["ok"] * 4 + ["program_error"] * 2
+    assert last.detail == "ZeroDivisionError: division by zero"
+
+
+@needs_isolation
+def test_a_function_is_called_by_name_as_a_method_or_in_an_expression():
+    code = """
+import os
+def f(x): return [x, __name__]
+def leave(x): os._exit(0)
+class Solution:
+    def _hidden(self): pass
+    def solve(self, a, b): return a - b
+"""
+    tests = [
+        {"function": "f", "arguments": [1]},
+        {"function": None, "arguments": [5, 3]},
+        {"function": "solve", "arguments": [5, 3]},
+        {"expression": "math.floor(f(1.5)[0])", "setup": "import math"},
+        {"function": "g", "arguments": []},
+        {"function": "leave", "arguments": [1]},
+    ]
+    found = list(run_program(code, tests, limits=LIMITS))
+    assert [outcome.output for outcome in found[:4]] == ["[1,'program']", "2", "2", "1"]
+    assert [outcome.status for outcome in found] == ["ok"] * 4 + ["program_error"] * 2
+    assert found[5].detail == "the program ended before the function returned"
+
+
+@needs_isolation
+@pytest.mark.skipif(platform.machine() not in seccomp._ARCHITECTURES, reason="no filter for this machine")
+def test_forbidden_system_calls_fail_although_the_namespace_would_allow_them():
+    column = seccomp._ARCHITECTURES[platform.machine()][0]
+    numbers = {name: both[column] for name, both in seccomp._CALLS.items()}
+    numbers |= {"clone3": seccomp._CLONE3[column], "clone": seccomp._CLONE[column]}
+    code = f"""
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+for name, number in {numbers}.items():
+    first = 0x10000011 if name == "clone" else -1
+    print(name, libc.syscall(number, first, 0, 0, 0, 0), ctypes.get_errno())
+def is_open(number):
+    try: return bool(os.fstat(number))
+    except OSError: return False
+print([number for number in range(4, 64) if is_open(number)], len(socket.socketpair()))
+"""
+    lines = run_one(code, stdin="").output.splitlines()
+    assert lines[:-1] == [f"{name} -1 {38 if name == 'clone3' else 1}" for name in numbers]
+    assert (
+        lines[-1] == "[] 2"
+    )  # no file of the supervisor is open; sockets inside of the sandbox are possible
 
 
 @needs_isolation
