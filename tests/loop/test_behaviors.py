@@ -157,12 +157,31 @@ def test_ratios_are_those_of_the_trained_temperature_and_the_behavior_that_wrote
         assert update[f"tokens@{name}"] == len(values)
         np.testing.assert_allclose(update[f"ratio/tokens@{name}"], np.mean(values), rtol=1e-4)
         np.testing.assert_allclose(update[f"ratio_max@{name}"], np.max(values), rtol=1e-4)
+        np.testing.assert_allclose(update[f"ratio_min@{name}"], np.min(values), rtol=1e-4)
     assert update["ratio_max"] == max(update[f"ratio_max@{name}"] for name in ratios)
+    for key in ("entropy/tokens", "gap/tokens", "k3/tokens"):
+        parts = [update[f"{key}@{name}"] for name in ratios]
+        mean = np.average(parts, weights=[len(values) for values in ratios.values()])
+        np.testing.assert_allclose(update[key], mean, rtol=1e-4)
+        assert abs(parts[0] - parts[1]) > 1e-3 * mean
     plain = {key for key in update if "@" not in key and f"{key}@current" in update}
     assert {"ess/tokens", "k3/tokens", "vetoed/tokens", "entropy/tokens", "gap_max"} <= plain
     (stage,) = records(run, "stage")
     total = sum(stage[f"reward@{name}"] * stage[f"responses@{name}"] for name in ratios)
     np.testing.assert_allclose(total / 16, stage["reward"])
+
+
+def test_counts_of_several_passes_add_up_and_the_occupancy_is_that_of_all_steps():
+    one, two = (
+        {"tokens": 5, "decode_steps": 2, "occupancy": 1.0},
+        {"tokens": 7, "decode_steps": 6, "occupancy": 0.2},
+    )
+    assert sampling_passes._add([one, two]) == {
+        "tokens": 12,
+        "decode_steps": 8,
+        "occupancy": pytest.approx(0.4),
+    }
+    assert sampling_passes._add([]) == {}
 
 
 def test_the_report_shows_every_diagnostic_by_behavior(mixed):
