@@ -167,8 +167,11 @@ def test_every_way_to_fail_has_its_own_status():
 
 
 @needs_isolation
-def test_programs_see_no_network_no_home_no_other_process_and_write_only_in_their_folder(tmp_path):
+def test_programs_see_no_network_no_home_no_other_process_and_write_only_in_their_folder(
+    tmp_path, monkeypatch
+):
     (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("SECRET", "secret")
     code = f"""
 import ctypes, os, socket, sys
 def tried(call, *arguments):
@@ -180,12 +183,18 @@ print([tried(open, p + "/x", "w") for p in ("", "/usr", "/dev", sys.prefix)])
 print(tried(os.kill, {os.getpid()}, 9), tried(os.kill, 1, 9), os.getpid() < 10, os.listdir("."))
 print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), ctypes.CDLL(None).unshare(0x10000000))
 print(open("mine", "w").write("x"))
+capabilities = (ctypes.c_uint32 * 6)(*[1] * 6)
+ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)
+print(sorted(os.environ), os.getuid() > 0, {{*os.getgroups()}} <= {{os.getgid(), 65534}}, list(capabilities))
+print("supervisor" in sys.modules)
 """
     first, second = run_program(code, [{"stdin": ""}] * 2, limits=Limits(time_s=20.0))
     lines = first.output.splitlines()
     assert lines[:2] == ["PermissionError", "FileNotFoundError FileNotFoundError"], first
     assert eval(lines[2], {"__builtins__": {}}) and "<" not in lines[2]
-    assert lines[3:] == ["ProcessLookupError None True []", "-1 -1", "1"]
+    assert lines[3:6] == ["ProcessLookupError None True []", "-1 -1", "1"]
+    names = sorted({*launch._ENVIRONMENT, "HOME", "TMPDIR"})
+    assert lines[6:] == [f"{names} True True {[0] * 6}", "False"]
     assert second == first  # the folder is empty again
 
 
@@ -196,15 +205,21 @@ import sys, threading, time
 case = input()
 if case == "main":
     print(__name__, sys.argv, sys.stdin.read())
+elif case == "full":
+    for number in range(3): open(str(number), "wb").write(bytes(2**20))
+elif case == "many":
+    for number in range(9999): open(str(number), "x").close()
 elif case == "thread":
     threading.Thread(target=lambda: time.sleep(0.1) or print("late")).start()
 else:
     sys.exit(eval(case))
 """
-    inputs = ["main\nmore", "thread", "None", "0", "3", "'no'", "1 / 0"]
+    many = ["many"] * (isolation_mode() == "namespaces")  # bubblewrap has no limit of the number of files
+    inputs = ["main\nmore", "thread", "None", "0", "full", *many, "3", "'no'", "1 / 0"]
     *found, last = run_program(code, [{"stdin": text} for text in inputs], limits=LIMITS)
     assert [outcome.output for outcome in found[:2]] == ["__main__ ['program.py'] more\n", "late\n"]
-    assert [outcome.status for outcome in found] == ["ok"] * 4 + ["program_error"] * 2
+    statuses = ["ok"] * 4 + ["file_limit"] * (1 + len(many)) + ["program_error"] * 2
+    assert [outcome.status for outcome in found] == statuses
     assert last.detail == "ZeroDivisionError: division by zero"
 
 
