@@ -326,6 +326,7 @@ def test_behaviors_have_short_names_without_slashes():
     assert named(("a/big/", 0.5), ("b/small@9", 0.5)) == ["big", "small-9"]
     assert named(("a/big", 0.5), ("b/big", 0.5)) == ["a-big", "b-big"]  # one would stand for two models
     assert named(("current", 0.5), ("/runs/current", 0.5)) == ["current", "runs-current"]
+    assert named(("/runs/current", 1.0)) == ["runs-current"]  # it is not the current policy
     assert named(("m", 0.3), ("m", 0.3, 0.7), ("m", 0.4, 2.0), temperature=0.7) == ["m", "m", "m-t2"]
 
 

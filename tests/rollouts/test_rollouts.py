@@ -270,6 +270,22 @@ def test_devices_get_about_as_many_tokens_each():
     assert sum(len(part) for taken, _ in planned_rows([7] * 9, two) for part in taken) == 9
 
 
+def test_rows_with_the_same_prompt_go_to_one_device_which_stores_the_prompt_once():
+    buckets = Buckets((8,), 32, parts=2, share=True)
+    empty, prompts = np.zeros(0, np.float32), [np.full(3, n, np.int32) for n in range(2)]
+    lengths = [(0, 4), (0, 4), (1, 5), (1, 5)]  # the prompt and the tokens of each response
+    rows = [Row(prompts[n], np.zeros(m, np.int32), empty, 1.0) for n, m in lengths]
+    ((taken, shape),) = _plan(rows, buckets)
+    assert [[(row.prompt[0], len(row.response)) for row in part] for part in taken] == [
+        [(1, 5), (1, 5)],  # the prompt with the longest row comes first
+        [(0, 4), (0, 4)],
+    ]
+    (batch,) = arrange([row._replace(behavior_logp=np.zeros(len(row.response))) for row in rows], buckets)
+    packed = (batch["packed_from"] < 8 * shape.rows // 2).sum(axis=1)
+    # Prompt, response, last token of the prompt, response.
+    assert packed.tolist() == [3 + 5 + 1 + 5, 3 + 4 + 1 + 4]
+
+
 def test_a_damaged_index_is_made_again_from_the_summaries(stage):
     first = next(stream(stage))
     (stage.folder / "index.npz").write_bytes(b"")
