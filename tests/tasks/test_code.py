@@ -2,6 +2,9 @@ import collections
 import json
 import os
 import platform
+import socket
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -143,6 +146,15 @@ def test_a_wrong_response_keeps_its_value_and_status_and_is_no_failed_reward():
     assert (score.value, score.status, score.detail, score.failed) == (0.25, "wrong_answer", "test 2", False)
 
 
+def test_programs_are_isolated_where_the_system_allows_it():
+    """Otherwise a mistake in the sandbox would only skip the tests below."""
+    probe = "import ctypes, os; unshare, user = ctypes.CDLL(None).unshare, 10**9; "
+    probe += "exit(unshare(0x6C020000) and (os.setresuid(user, user, user) or unshare(0x7C020000)))"
+    if os.geteuid() or subprocess.run([sys.executable, "-I", "-S", "-c", probe]).returncode:
+        pytest.skip("not root of a system with namespaces")
+    assert isolation_mode() == "namespaces"
+
+
 @needs_isolation
 def test_every_way_to_fail_has_its_own_status():
     problem = problem_of(["assert f(2) == 4", "assert f(3) == 9"], time_s=1.0, memory_mb=128)
@@ -172,12 +184,14 @@ def test_programs_see_no_network_no_home_no_other_process_and_write_only_in_thei
 ):
     (tmp_path / "secret").write_text("secret")
     monkeypatch.setenv("SECRET", "secret")
+    address = f"\0mugrpo-{os.getpid()}"
     code = f"""
 import ctypes, os, socket, sys
 def tried(call, *arguments):
     try: return call(*arguments)
     except OSError as error: return type(error).__name__
-print(tried(socket.create_connection, ("127.0.0.1", 9)))
+local = socket.socket(socket.AF_UNIX)
+print(tried(socket.create_connection, ("127.0.0.1", 9)), tried(local.connect, {address!r}))
 print(tried(open, {str(tmp_path / "secret")!r}), tried(open, "/etc/passwd"))
 print([tried(open, p + "/x", "w") for p in ("", "/usr", "/dev", sys.prefix)])
 print(tried(os.kill, {os.getpid()}, 9), tried(os.kill, 1, 9), os.getpid() < 10, os.listdir("."))
@@ -188,9 +202,13 @@ ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)
 print(sorted(os.environ), os.getuid() > 0, {{*os.getgroups()}} <= {{os.getgid(), 65534}}, list(capabilities))
 print("supervisor" in sys.modules)
 """
-    first, second = run_program(code, [{"stdin": ""}] * 2, limits=Limits(time_s=20.0))
+    with socket.socket(socket.AF_UNIX) as server:  # of no file: only a network namespace hides it
+        server.bind(address)
+        server.listen()
+        first, second = run_program(code, [{"stdin": ""}] * 2, limits=Limits(time_s=20.0))
     lines = first.output.splitlines()
-    assert lines[:2] == ["PermissionError", "FileNotFoundError FileNotFoundError"], first
+    refused = ["PermissionError ConnectionRefusedError", "FileNotFoundError FileNotFoundError"]
+    assert lines[:2] == refused, first
     assert eval(lines[2], {"__builtins__": {}}) and "<" not in lines[2]
     assert lines[3:6] == ["ProcessLookupError None True []", "-1 -1", "1"]
     names = sorted({*launch._ENVIRONMENT, "HOME", "TMPDIR"})
