@@ -149,7 +149,9 @@ def test_a_wrong_response_keeps_its_value_and_status_and_is_no_failed_reward():
 def test_programs_are_isolated_where_the_system_allows_it():
     """Otherwise a mistake in the sandbox would only skip the tests below."""
     probe = "import ctypes, os; unshare, user = ctypes.CDLL(None).unshare, 10**9; "
-    probe += "exit(unshare(0x6C020000) and (os.setresuid(user, user, user) or unshare(0x7C020000)))"
+    probe += (
+        "raise SystemExit(unshare(0x6C020000) and (os.setresuid(user, user, user) or unshare(0x7C020000)))"
+    )
     if os.geteuid() or subprocess.run([sys.executable, "-I", "-S", "-c", probe]).returncode:
         pytest.skip("not root of a system with namespaces")
     assert isolation_mode() == "namespaces"
