@@ -37,12 +37,19 @@ def test_the_last_block_of_python_is_the_program():
     assert program_of("```python\na\n```\nbetter:\n```py\nb\n```\n```text\nc\n```") == "b\n"
     assert program_of("```\na\n```") == "a\n" and program_of("```python\ncut off") == "cut off"
     assert program_of("````md\n```python\na\n```\n````") is None
+    assert program_of("```python\na\n```\nIt prints:\n```\n1\n```") == "a\n"  # a named block comes first
+    inner = "s = '''\n```\n'''\n"
+    assert program_of(f"````python\n{inner}````") == inner  # only a fence as long as the first one ends it
+    assert program_of("```python\na\n```text\nb\n```") == "a\n```text\nb\n"  # one with a word ends nothing
     assert [program_of(text) for text in ("", "print(1)", "```python\n```", "```c\nx\n```")] == [None] * 4
 
 
 def test_outputs_and_values_are_compared_as_judges_do():
     assert same_output("a  b \n\n", "a b") and same_output("0.50000001", "0.5")
     assert not same_output("a\nb", "a b") and not same_output("1000001", "1000000")
+    for more, right in (("1 2", "1"), ("1\n2", "1"), ("1", "1 2"), ("1", "1\n2"), ("1\n2\n3", "1\n3")):
+        assert not same_output(more, right)  # several guesses are no answer
+    assert not same_output("0.5x", "0.5") and not same_output("0.51", "0.5") and not same_output("0.0", "0")
     assert same_value("(1,2)", [1, 2]) and same_value("{1:2.0}", {1: 2}) and same_value("1e999", float("inf"))
     assert not same_value("[1]", [1, 2]) and not same_value("'1'", 1) and not same_value("1 +", 1)
     assert not same_value("[" * 5000, []) and not same_value("1" + "0" * 400, 1.5)
