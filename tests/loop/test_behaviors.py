@@ -282,7 +282,7 @@ def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
             )
 
 
-def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, tmp_path):
+def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, mixed, tmp_path):
     alphabet = run_model_tokenizer(configs.load(place / "run.yaml")).alphabet
     shutil.copytree(place / "other", tmp_path / "swapped")
     CharTokenizer(alphabet[1] + alphabet[0] + alphabet[2:]).save(tmp_path / "swapped")

@@ -65,6 +65,8 @@ def test_a_stage_imported_from_its_own_export_is_the_original_bit_by_bit(stage, 
         import_rollouts([exported], tmp_path / "again")
     with pytest.raises(RolloutError, match=r"out\.\w+: exists already"):
         export_rollouts(stage, exported)
+    with pytest.raises(RolloutError, match=r"under\.\w+: cannot be written \(File exists\)"):
+        export_rollouts(stage, exported / f"under.{kind}")
     exported.write_bytes(b"PAR1 but not Parquet")
     with pytest.raises(RolloutError, match=r"out\.(jsonl:1: not valid JSON|parquet: not a Parquet file)"):
         import_rollouts([exported], tmp_path / "damaged")

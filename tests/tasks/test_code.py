@@ -13,7 +13,7 @@ import pytest
 from mugrpo_jax.tasks import Limits, Problem, Verdict, load_task, make_scorer, program_of, read_tests
 from mugrpo_jax.tasks.code_answers import same_output, same_value
 from mugrpo_jax.tasks.code_reward import code_partial_reward, code_reward
-from mugrpo_jax.tasks.sandbox import Outcome, isolation_mode, launch, run_program, seccomp
+from mugrpo_jax.tasks.sandbox import Outcome, SandboxError, isolation_mode, launch, run_program, seccomp
 from mugrpo_jax.tasks.sandbox.child import literal
 from mugrpo_jax.tasks.scoring import call_reward
 
@@ -185,6 +185,9 @@ def test_every_way_to_fail_has_its_own_status():
     partial = code_partial_reward(fenced("def f(x): return 4"), problem)
     assert (partial.value, partial.status) == (0.5, "wrong_answer")
     assert partial.detail == "test 2 of 2: another output"
+    quick = problem_of(["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"], time_s=0.4)
+    slow = code_partial_reward(fenced("def f(x):\n    while x == 2: pass\n    return x"), quick)
+    assert (slow.value, slow.status) == (1 / 3, "time_limit")  # the third test is not run, and not passed
 
 
 @needs_isolation
@@ -223,6 +226,22 @@ print("supervisor" in sys.modules)
     names = sorted({*launch._ENVIRONMENT, "HOME", "TMPDIR"})
     assert lines[6:] == [f"{names} True True {[0] * 6}", "False"]
     assert second == first  # the folder is empty again
+
+
+@pytest.mark.parametrize(
+    ("runner", "message"),
+    [
+        ('print(\'{"failed": "mount: no"}\')', "the sandbox did not start: mount: no"),
+        ("raise SystemExit('boom')", "the sandbox died: boom"),
+        ("import time; time.sleep(60)", "the sandbox gave no answer within 0.3 s"),
+    ],
+)
+def test_a_sandbox_that_fails_is_no_wrong_program(tmp_path, monkeypatch, runner, message):
+    (tmp_path / "runner.py").write_text(runner)
+    monkeypatch.setattr(launch, "_FOLDER", tmp_path)
+    monkeypatch.setattr(launch, "_START_S", 0.2 if "sleep" in runner else 20.0)
+    with pytest.raises(SandboxError, match=message):
+        next(launch._outcomes("", [{"stdin": ""}], Limits(time_s=0.1), "unsafe"))
 
 
 @needs_isolation
