@@ -303,6 +303,17 @@ def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, mi
         assert reason in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_behavior_must_fit_the_devices_and_a_replay_needs_none(place):
+    config = load(place, [{"source": str(place / "other"), "share": 1.0}])
+    with pytest.raises(
+        ConfigError, match=r"^sampling\.behaviors\[0\]\.source: mesh: tensor=8 does not divide"
+    ):
+        behavior_policy.check_behaviors(config, models.make_mesh(tensor=8))
+    assert behavior_policy.other_sources(config) == (str(place / "other"),)
+    replayed = dataclasses.replace(config, replay=dataclasses.replace(config.replay, run="some/run"))
+    assert behavior_policy.other_sources(replayed) == ()
+
+
 def test_the_plan_counts_one_model_after_the_other(place):
     config = load(place, [{"source": str(place / "other"), "share": 1.0}])
     plan = planning.plan_run(config)
