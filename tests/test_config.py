@@ -3,11 +3,13 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, shipped_configs
+from mugrpo_jax.config.behaviors import Behavior, BehaviorSection, assign, behaviors_of
 from mugrpo_jax.objectives import ObjectiveConfig
 
 
@@ -335,3 +337,46 @@ def test_words_beside_numbers_and_what_yaml_makes_of_off():
     assert configs.load(None, ["model.scan_layers=false"]).model.scan_layers is False
     with pytest.raises(ConfigError, match=r"sampling\.slots must be an integer, got 'many'"):
         configs.load(None, ["sampling.slots=many"])
+
+
+@pytest.mark.parametrize(
+    ("behaviors", "message"),
+    [
+        ("[]", "behaviors: the list is empty; name a behavior, or leave the key out"),
+        ("[{source: current, share: 0}, {source: a, share: 1}]", r"behaviors\[0\].share: must be above 0"),
+        ("[{source: current, share: 1.5}]", r"behaviors\[0\].share: must be above 0 and at most 1, got 1.5"),
+        ("[{source: current, share: 0.5}, {source: a, share: 0.4}]", "the shares add up to 0.9; they must"),
+        ("[{source: current, share: 1, temperature: 0}]", "temperature"),
+    ],
+)
+def test_behaviors_need_shares_that_add_up_to_one(file, behaviors, message):
+    with pytest.raises(ConfigError, match=message):
+        configs.load(file, [f"sampling.behaviors={behaviors}"])
+
+
+def named(*behaviors, temperature=1.0):
+    listed = tuple(BehaviorSection(*behavior) for behavior in behaviors)
+    return [behavior.name for behavior in behaviors_of(listed, temperature)]
+
+
+def test_behaviors_have_short_names_without_slashes():
+    assert named(("a/big/", 0.5), ("b/small@9", 0.5)) == ["big", "small-9"]
+    assert named(("a/big", 0.5), ("b/big", 0.5)) == ["a-big", "b-big"]  # one would stand for two models
+    assert named(("current", 0.5), ("/runs/current", 0.5)) == ["current", "runs-current"]
+    assert named(("/runs/current", 1.0)) == ["runs-current"]  # it is not the current policy
+    assert named(("m", 0.3), ("m", 0.3, 0.7), ("m", 0.4, 2.0), temperature=0.7) == ["m", "m", "m-t2"]
+
+
+def test_every_prompt_gets_its_responses_and_shares_are_right_on_average():
+    behaviors = tuple(
+        Behavior(name, name, share, 1.0) for name, share in (("a", 0.1), ("b", 0.2), ("c", 0.7))
+    )
+    found = ["".join(behavior.name for behavior in assign(behaviors, prompt, 4)) for prompt in range(200)]
+    assert all(len(names) == 4 and names == "".join(sorted(names)) for names in found)
+    assert {names.count("c") for names in found} == {2, 3} and {names.count("a") for names in found} == {0, 1}
+    counts = [sum(names.count(name) for names in found) for name in "abc"]
+    assert np.abs(np.array(counts) - [80, 160, 560]).max() <= 3
+    assert found[:100] != found[100:]
+    assert all(
+        assign(behaviors, prompt, 10) == assign(behaviors, 0, 10) for prompt in range(9)
+    )  # whole numbers

@@ -78,8 +78,12 @@ def plan_and_train(
         check_loss(plan)
         if jax.process_index() == 0:
             unchecked = preflight.dry_run(config, folder, overwrite=overwrite)
+    on_cpu = jax.default_backend() == "cpu"
+    if dry_run and on_cpu and plan.problem is not None:
+        # The run may be meant for other devices, so everything else is checked and this is only said.
+        unchecked = f"{unchecked and unchecked + ' and '}the memory, which is too small on this machine"
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
-    if plan.problem is not None or jax.default_backend() != "cpu":
+    elif plan.problem is not None or not on_cpu:
         config = fitting_config(config, plan)
     if dry_run:
         rest = f" except {unchecked}" if unchecked else ""

@@ -97,11 +97,12 @@ def import_rollouts(
             continue
         systems[kind] += 1
         found[key].append(_Response(place, kind, candidate, *checked))
+    facts = _facts(found)  # before the groups, because groups of two stages have the same numbers
     groups = _groups(found, complaints)
     if not groups:
         raise RolloutError(f"{files[0]}: no usable group of responses{_why(complaints)}")
     name = ", ".join(systems)
-    stage = _write(groups, out, name, _facts(found), sum(complaints.counts.values()))
+    stage = _write(groups, out, name, facts, sum(complaints.counts.values()))
     responses = sum(len(group.rollouts) for group in groups)
     return Imported(stage, name, responses, complaints.counts, complaints.examples)
 

@@ -124,6 +124,10 @@ def from_row(row: Mapping[str, Any]) -> list[Candidate]:
         raise BadRow(f"no field {missing[0]!r}")
     if not isinstance(row["stage"], Mapping):
         raise BadRow("the field 'stage' has no keys and values")
+    for name, kind in COLUMNS["stage"].items():
+        value = row["stage"].get(name)
+        if value is not None and type(value) is not (str if kind == "string" else int):
+            raise BadRow(f"the field {name!r} of 'stage' is {value!r}")
     for name, kind in (("group", int), ("sample", int), ("problem", str), ("status", str), ("behavior", str)):
         if type(row[name]) is not kind:
             raise BadRow(f"the field {name!r} is {row[name]!r}")
@@ -234,9 +238,13 @@ def _array(values: Any) -> np.ndarray | None:
 def _number(what: str, value: Any) -> float:
     if value is None:
         raise BadRow(f"no {what}")
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadRow(f"the {what} {value!r} is not a finite number")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer with hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadRow(f"the {what} {repr(value)[:40]} is not a finite number")
+    return number
 
 
 def _finish(found: Candidate, tokens: np.ndarray, eos_ids: Collection[int]) -> str:

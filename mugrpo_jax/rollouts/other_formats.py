@@ -27,16 +27,13 @@ def verl(row: Row) -> list[Candidate]:
     if mask is None and attention is not None:
         mask = attention[len(row["prompts"]) :]
     length, wrote = _written(mask, len(response))
-    logprobs = row.get("rollout_log_probs")
-    if logprobs is not None and len(logprobs) == len(response):  # padded like the response
-        logprobs = logprobs[:length]
     scores = row.get("token_level_scores")
     return [
         Candidate(
             group=row.get("uid", tuple(prompt)),
             prompt=prompt,
             tokens=response[:length],
-            logprobs=logprobs,
+            logprobs=_cut(row.get("rollout_log_probs"), length, len(response)),
             reward=row.get("score", None if scores is None else float(sum(scores))),
             problem=_text(row.get("uid")),
             mask=wrote,
@@ -71,7 +68,7 @@ def _trl_response(one: Row, reward: Any, row: Row) -> Candidate:
         group=(row.get("step"), tuple(one["prompt_ids"] or ())),
         prompt=one["prompt_ids"],
         tokens=one["completion_ids"][:length],
-        logprobs=logprobs[:length] if logprobs and len(logprobs) == len(one["completion_ids"]) else logprobs,
+        logprobs=_cut(logprobs, length, len(one["completion_ids"])),
         reward=reward,
         mask=wrote,
     )
@@ -100,7 +97,6 @@ def prime_rl(row: Row) -> list[Candidate]:
     if "completion_ids" not in tokens:
         raise BadRow("no token ids (field completion_ids of prime-rl)")
     length, wrote = _written(tokens.get("completion_mask"), len(tokens["completion_ids"]))
-    logprobs = tokens.get("completion_logprobs")
     key = row.get("example_id")
     truncated = row.get("is_truncated", tokens.get("is_truncated"))
     return [
@@ -108,7 +104,7 @@ def prime_rl(row: Row) -> list[Candidate]:
             group=tuple(tokens.get("prompt_ids") or ()) if key is None else (row.get("task"), key),
             prompt=tokens.get("prompt_ids"),
             tokens=tokens["completion_ids"][:length],
-            logprobs=logprobs[:length] if logprobs and len(logprobs) > length else logprobs,
+            logprobs=_cut(tokens.get("completion_logprobs"), length, len(tokens["completion_ids"])),
             reward=row.get("reward"),
             finish=None if truncated is None else ("length" if truncated else "stop"),
             problem=_text(key),
@@ -176,6 +172,11 @@ def _written(mask: Sequence[Any] | None, length: int) -> tuple[int, list[bool] |
         raise BadRow("the mask says that the policy wrote no token of the response")
     end = max(place for place, written in enumerate(wrote) if written) + 1
     return end, wrote[:end]
+
+
+def _cut(logprobs: Any, written: int, length: int) -> Any:
+    """Return the log-probs of the tokens that the policy wrote, if there is one for each of all tokens."""
+    return logprobs[:written] if logprobs and len(logprobs) == length else logprobs
 
 
 def _text(value: Any) -> str | None:

@@ -32,10 +32,10 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], *, columns: Mappin
     """
     if path.exists():
         raise RolloutError(f"{path}: exists already; remove it, or choose another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     write = _write_parquet if path.suffix == ".parquet" else _write_json
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         count = write(temporary, rows, columns)
         flush(temporary)
     except OSError as error:

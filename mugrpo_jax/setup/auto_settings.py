@@ -10,13 +10,17 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import AUTO, CHOSEN_AT_START, MOST_CHOSEN_TOKENS, RunConfig, changed, value_of
-from mugrpo_jax.models import ModelConfig
+from mugrpo_jax.models import Decoder, ModelConfig
+from mugrpo_jax.models.frozen_weights import abstract_base
+from mugrpo_jax.models.weights import abstract_params
 from mugrpo_jax.sampling.sampler_plan import total_memory
 from mugrpo_jax.setup.devices import local_device
+from mugrpo_jax.setup.lora import trainable_model
 
 MEAN_PROMPT, MEAN_RESPONSE = 0.25, 0.5  # assumed mean lengths, as shares of the longest
 _USABLE = 0.8  # share of the memory; the estimate below is not exact
@@ -85,12 +89,14 @@ class _Estimate:
         self.longest = -(-longest // unit) * unit
         copies = 4 + (2 if config.track_drift else 0)  # weights, two moments, gradient; drift
         bytes_per_weight = 4 * copies + self.size * (2 + (config.proximal_dtype is not None))
+        trained, frozen = _trained_and_frozen(config, model)
         updates = config.batch.updates_per_stage * config.batch.stages
-        flops = 6 * model.num_params * _mean_tokens(config) * updates
+        # With LoRA, the gradients of the frozen matrices are not computed.
+        flops = (4 if frozen else 6) * model.num_params * _mean_tokens(config) * updates
         self.seconds = flops / (_SPEED * self.parts * self.tensor)
         shards = mesh.shape["fsdp"] * self.tensor
         logits = min(_LOGITS, 3 * 4 * model.vocab_size * self.longest)
-        self.fixed = model.num_params * bytes_per_weight // shards + logits
+        self.fixed = (trained * bytes_per_weight + frozen) // shards + logits
         fused = platform in ("gpu", "tpu") and self.size == 2 and config.model.attention != "xla"
         # Without a fused kernel, attention keeps scores, probabilities and their mask for padded rows.
         self.scores = 0 if fused else 2 * 3 * 4 * model.num_heads * self.longest // self.tensor
@@ -124,6 +130,17 @@ class _Estimate:
         if not self.may_unroll:
             return f"a scan over the layers compiles faster; the updates take only about {self.seconds:.0f} s"
         return "unrolled layers need remat=none, which does not fit into memory"
+
+
+def _trained_and_frozen(config: RunConfig, model: ModelConfig) -> tuple[int, int]:
+    """Return the number of trained weights, and the bytes of the frozen weights of a LoRA run."""
+    if not config.lora.rank:
+        return model.num_params, 0
+    decoder = Decoder(model)
+    adapters = abstract_params(trainable_model(config, decoder))
+    base = abstract_base(decoder, config.lora.base_dtype)
+    frozen = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(base))
+    return sum(leaf.size for leaf in jax.tree.leaves(adapters)), frozen
 
 
 def _passes(config: RunConfig, estimate: _Estimate, left: float | None) -> tuple[str, bool]:
@@ -163,10 +180,11 @@ def _micro_batch(config: RunConfig, estimate: _Estimate, left: float | None, rem
     most = _MOST_TOKENS.get(estimate.platform, MOST_CHOSEN_TOKENS)
     if left is not None:
         most = min(most, int(left / estimate.per_token(remat)))
-    most = max(most, estimate.longest) * estimate.parts
-    mean, unit = _mean_tokens(config), config.batch.length_multiple * estimate.parts
-    count = math.ceil(mean / most)
+    length = config.batch.length_multiple
+    most = max(most // length * length, estimate.longest) * estimate.parts
     # A little more than the mean, so that most updates need no further micro-batch.
+    mean, unit = _mean_tokens(config), length * estimate.parts
+    count = math.ceil(1.05 * mean / most)
     share = max(math.ceil(1.05 * mean / count), estimate.longest * estimate.parts)
     tokens = -(-share // unit) * unit
     return tokens, f"an update has about {mean:,} tokens, which fill {count} of them"

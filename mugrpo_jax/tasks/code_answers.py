@@ -1,8 +1,10 @@
 """Find the program in a response, and compare what a program gave with what a test expects."""
 
 import ast
+import functools
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+#.-]*)[^\n`]*$", re.MULTILINE)
@@ -64,8 +66,10 @@ def _same_word(word: str, right: str) -> bool:
         return False
 
 
-def same_value(literal: str, expected: Any) -> bool:
+def same_value(literal: str, expected: Any, *, rel_tol: float = _CLOSE, abs_tol: float = _CLOSE) -> bool:
     """Compare a value, written as a Python literal, with the expected one. Lists and tuples are alike.
+
+    Floating-point numbers are compared with `math.isclose` and these tolerances.
 
     >>> same_value("(1, 2.0000000001)", [1, 2.0]), same_value("[2, 1]", [1, 2]), same_value("os", 1)
     (True, False, False)
@@ -74,19 +78,22 @@ def same_value(literal: str, expected: Any) -> bool:
         value = ast.literal_eval(literal)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return False
-    return _same(value, expected)
+    return _same(value, expected, functools.partial(math.isclose, rel_tol=rel_tol, abs_tol=abs_tol))
 
 
-def _same(value: Any, expected: Any) -> bool:
+def _same(value: Any, expected: Any, close: Callable[[float, float], bool]) -> bool:
     if isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple)):
-        return len(value) == len(expected) and all(map(_same, value, expected))
+        pairs = zip(value, expected)
+        return len(value) == len(expected) and all(_same(one, right, close) for one, right in pairs)
     if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(_same(value[key], expected[key]) for key in value)
+        if value.keys() != expected.keys():
+            return False
+        return all(_same(value[key], expected[key], close) for key in value)
     if isinstance(value, float) or isinstance(expected, float):
         if not isinstance(value, (int, float)) or not isinstance(expected, (int, float)):
             return False
         try:
-            return value == expected or math.isclose(value, expected, rel_tol=_CLOSE, abs_tol=_CLOSE)
+            return value == expected or close(value, expected)
         except OverflowError:
             return False
     return bool(value == expected)

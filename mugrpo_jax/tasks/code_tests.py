@@ -14,7 +14,7 @@ The answer is JSON, or a Python literal (which is what a list column becomes):
 import ast
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mugrpo_jax.tasks.code_answers import same_output, same_value
@@ -24,15 +24,22 @@ from mugrpo_jax.tasks.task import Problem
 
 @dataclass(frozen=True)
 class CodeTest:
-    """One test: what the program gets (see `run_program`), and what is right."""
+    """One test: what the program gets (see `run_program`), and what is right.
+
+    `close` are the tolerances of a call of `math.isclose`: `rel_tol` and `abs_tol`, if the test has them.
+    """
 
     given: Mapping[str, Any]
     expected: Any
+    close: Mapping[str, float] = field(default_factory=dict)
 
     def passed(self, outcome: Outcome) -> bool:
         """Return whether the program ended well, with the right output or value."""
-        same: Callable[[str, Any], bool] = same_output if "stdin" in self.given else same_value
-        return outcome.status == "ok" and same(outcome.output, self.expected)
+        if outcome.status != "ok":
+            return False
+        if "stdin" in self.given:
+            return same_output(outcome.output, self.expected)
+        return same_value(outcome.output, self.expected, **self.close)
 
 
 def read_tests(problem: Problem) -> tuple[list[CodeTest], Limits]:
@@ -40,14 +47,14 @@ def read_tests(problem: Problem) -> tuple[list[CodeTest], Limits]:
 
     >>> tests, limits = read_tests(Problem("1", "", '["assert f(2) == 4"]'))
     >>> tests
-    [CodeTest(given={'expression': 'f(2)'}, expected=4)]
+    [CodeTest(given={'expression': 'f(2)'}, expected=4, close={})]
     """
     try:
         form = _parsed(problem.answer)
         limits = Limits()
         name = None
         if isinstance(form, dict) and "tests" in form:
-            chosen = {field.name: form[field.name] for field in fields(Limits) if field.name in form}
+            chosen = {known.name: form[known.name] for known in fields(Limits) if known.name in form}
             for key, value in chosen.items():
                 if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
                     raise ValueError(f"{key} is {value!r}; possible: a number above 0")
@@ -118,23 +125,28 @@ def _assertion(line: str) -> CodeTest:
     imports = [statement for statement in setup if isinstance(statement, (ast.Import, ast.ImportFrom))]
     if not isinstance(last, ast.Assert) or imports != setup:
         raise ValueError(f"not an assert line: {line[:60]!r}")
-    left, right = _sides(last.test, line)
+    left, right, close = _sides(last.test, line)
     given = {"expression": ast.unparse(left)}
     if setup:
         given["setup"] = "\n".join(map(ast.unparse, setup))
-    return CodeTest(given, right)
+    return CodeTest(given, right, close)
 
 
-def _sides(test: ast.expr, line: str) -> tuple[ast.expr, Any]:
+def _sides(test: ast.expr, line: str) -> tuple[ast.expr, Any, dict[str, float]]:
     match test:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
-            return left, _constant(right, line)
+            return left, _constant(right, line), {}
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return ast.Call(ast.Name("bool"), [operand], []), False
-        case ast.Call(func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"), args=[left, right]):
-            return left, float(_constant(right, line))
+            return ast.Call(ast.Name("bool"), [operand], []), False, {}
+        case ast.Call(
+            func=ast.Attribute(attr="isclose") | ast.Name(id="isclose"),
+            args=[left, right],
+            keywords=tolerances,
+        ) if {tolerance.arg for tolerance in tolerances} <= {"rel_tol", "abs_tol"}:
+            close = {str(tolerance.arg): _number(tolerance.value, line) for tolerance in tolerances}
+            return left, _number(right, line), close
         case ast.Call():
-            return ast.Call(ast.Name("bool"), [test], []), True
+            return ast.Call(ast.Name("bool"), [test], []), True, {}
     raise ValueError(f"possible: assert CALL == VALUE, assert CALL or assert not CALL, not {line[:60]!r}")
 
 
@@ -148,3 +160,10 @@ def _constant(node: ast.expr, line: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         raise ValueError(f"the right side is not a plain value: {line[:60]!r}") from None
+
+
+def _number(node: ast.expr, line: str) -> float:
+    value = _constant(node, line)
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"isclose compares numbers: {line[:60]!r}")
+    return float(value)

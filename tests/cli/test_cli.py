@@ -240,11 +240,15 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert "reward      cli_rewards:even gives 0 for the answer of problem arithmetic-train-" in about_data
 
 
-def test_a_dry_run_refuses_what_does_not_fit_into_memory(place, refused):
+def test_memory_that_is_too_small_is_said_in_a_dry_run_and_refused_by_train(place, refused, capsys):
     large = {"hidden_size": 32768, "num_layers": 100, "num_heads": 64, "num_kv_heads": 64}
     huge = f"model.tiny={json.dumps(large | {'intermediate_size': 98304})}"
-    message = refused("train", place / "tiny.yaml", huge, "--out", place / "huge", "--dry-run")
-    assert message.startswith("memory: the training state takes ") and not (place / "huge").exists()
+    command = "train", place / "tiny.yaml", huge, "--out", place / "huge"
+    assert main([*map(str, command), "--dry-run"]) == 0
+    said = "everything except the memory, which is too small on this machine; nothing was written"
+    assert said in capsys.readouterr().out
+    assert refused(*command).startswith("memory: the training state takes ")
+    assert not (place / "huge").exists()
 
 
 @pytest.mark.parametrize(

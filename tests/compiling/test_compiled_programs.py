@@ -36,7 +36,8 @@ def test_a_program_compiled_ahead_is_compiled_once_and_in_the_background(program
     listen = lambda event, _, **__: threads.append(in_background()) if "backend" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listen)
     program = double()
-    programs.ahead("double", lambda: program.lower(FOUR)).result()
+    future = programs.ahead("double", lambda: program.lower(FOUR))
+    assert programs.ahead("double", unexpected) is future and future.result()
     for _ in range(2):
         np.testing.assert_array_equal(programs.get("double", unexpected)(np.ones(4, np.float32)), 2)
     jax.monitoring.unregister_event_duration_listener(listen)

@@ -157,12 +157,31 @@ def test_ratios_are_those_of_the_trained_temperature_and_the_behavior_that_wrote
         assert update[f"tokens@{name}"] == len(values)
         np.testing.assert_allclose(update[f"ratio/tokens@{name}"], np.mean(values), rtol=1e-4)
         np.testing.assert_allclose(update[f"ratio_max@{name}"], np.max(values), rtol=1e-4)
+        np.testing.assert_allclose(update[f"ratio_min@{name}"], np.min(values), rtol=1e-4)
     assert update["ratio_max"] == max(update[f"ratio_max@{name}"] for name in ratios)
+    for key in ("entropy/tokens", "gap/tokens", "k3/tokens"):
+        parts = [update[f"{key}@{name}"] for name in ratios]
+        mean = np.average(parts, weights=[len(values) for values in ratios.values()])
+        np.testing.assert_allclose(update[key], mean, rtol=1e-4)
+        assert abs(parts[0] - parts[1]) > 1e-3 * mean
     plain = {key for key in update if "@" not in key and f"{key}@current" in update}
     assert {"ess/tokens", "k3/tokens", "vetoed/tokens", "entropy/tokens", "gap_max"} <= plain
     (stage,) = records(run, "stage")
     total = sum(stage[f"reward@{name}"] * stage[f"responses@{name}"] for name in ratios)
     np.testing.assert_allclose(total / 16, stage["reward"])
+
+
+def test_counts_of_several_passes_add_up_and_the_occupancy_is_that_of_all_steps():
+    one, two = (
+        {"tokens": 5, "decode_steps": 2, "occupancy": 1.0},
+        {"tokens": 7, "decode_steps": 6, "occupancy": 0.2},
+    )
+    assert sampling_passes._add([one, two]) == {
+        "tokens": 12,
+        "decode_steps": 8,
+        "occupancy": pytest.approx(0.4),
+    }
+    assert sampling_passes._add([]) == {}
 
 
 def test_the_report_shows_every_diagnostic_by_behavior(mixed):
@@ -263,7 +282,7 @@ def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
             )
 
 
-def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, tmp_path):
+def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, mixed, tmp_path):
     alphabet = run_model_tokenizer(configs.load(place / "run.yaml")).alphabet
     shutil.copytree(place / "other", tmp_path / "swapped")
     CharTokenizer(alphabet[1] + alphabet[0] + alphabet[2:]).save(tmp_path / "swapped")
@@ -282,6 +301,17 @@ def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, tm
         with pytest.raises(ConfigError, match=r"^sampling\.behaviors\[0\]\.source: ") as error:
             planning.plan_run(config)
         assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_behavior_must_fit_the_devices_and_a_replay_needs_none(place):
+    config = load(place, [{"source": str(place / "other"), "share": 1.0}])
+    with pytest.raises(
+        ConfigError, match=r"^sampling\.behaviors\[0\]\.source: mesh: tensor=8 does not divide"
+    ):
+        behavior_policy.check_behaviors(config, models.make_mesh(tensor=8))
+    assert behavior_policy.other_sources(config) == (str(place / "other"),)
+    replayed = dataclasses.replace(config, replay=dataclasses.replace(config.replay, run="some/run"))
+    assert behavior_policy.other_sources(replayed) == ()
 
 
 def test_the_plan_counts_one_model_after_the_other(place):

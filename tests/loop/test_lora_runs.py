@@ -20,7 +20,7 @@ from mugrpo_jax.models.io import safetensors_file
 from mugrpo_jax.planning import plan_run
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
-from mugrpo_jax.setup.lora import load_base
+from mugrpo_jax.setup.lora import abstract_run_base, load_base, loaded_dtype
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import trained_model, trained_params
 
@@ -96,6 +96,18 @@ def test_the_merged_model_and_the_adapter_folder_are_what_was_trained(run, confi
     wanted = base + (2 * parts["B"] @ parts["A"]).T
     assert merged["layers"]["down"].dtype == jnp.bfloat16 and np.abs(wanted - base).max() > 0.01
     np.testing.assert_allclose(np.asarray(merged["layers"]["down"], np.float32)[0], wanted, rtol=2**-8)
+
+
+def test_frozen_weights_are_loaded_as_they_are_planned(config):
+    mesh, decoder = models.make_mesh(data=4, fsdp=2), models.Decoder(run_model_shape(config))
+    int8, float32 = (configs.changed(config, [f"lora.base_dtype={name}"]) for name in ("int8", "float32"))
+    found, planned = load_base(int8, mesh).params, abstract_run_base(int8, decoder, mesh)
+    for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(planned), strict=True):
+        assert (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
+        assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
+    assert found["layers"]["down"]["values"].dtype == jnp.int8
+    wide = abstract_run_base(float32, decoder, mesh)
+    assert {loaded_dtype(float32)} == {leaf.dtype for leaf in jax.tree.leaves(wide)} == {np.dtype("float32")}
 
 
 @pytest.mark.parametrize(("name", "devices", "memory"), [("24gb", 1, 23e9), ("v5e_4", 4, 15.3e9)])

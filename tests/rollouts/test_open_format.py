@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import rollouts
-from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder
+from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, other_formats, table_files
 from mugrpo_jax.rollouts.export_rollouts import export_rollouts
 from mugrpo_jax.rollouts.import_rollouts import import_rollouts
 
@@ -36,7 +36,8 @@ def response(rng, number) -> Rollout:
 @pytest.fixture
 def stage(tmp_path):
     rng = np.random.default_rng(0)
-    identity = {"fingerprint": "abc", "stage": 2, "policy_updates": 64}
+    identity = {"fingerprint": "abc", "stage": 2, "policy_stage": 1, "policy_updates": 64}
+    identity |= {"imported": "trl", "left_out": 3}
     stage = RolloutFolder(tmp_path / "stage", identity, prompts=11, prompts_per_shard=4)
     for shard in range(stage.shards):
         groups = [
@@ -55,9 +56,10 @@ def files(folder):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_stage_imported_from_its_own_export_is_the_original_bit_by_bit(stage, tmp_path, kind):
+def test_a_stage_imported_from_its_own_export_is_the_original_bit_by_bit(stage, tmp_path, kind, monkeypatch):
     if kind == "parquet":
         pytest.importorskip("pyarrow")
+    monkeypatch.setattr(table_files, "_ROWS", 10)  # several row groups in a Parquet file
     exported = tmp_path / f"out.{kind}"
     assert export_rollouts(stage, exported, vocab_size=50) == 44
     found = import_rollouts([exported], tmp_path / "again")
@@ -67,6 +69,11 @@ def test_a_stage_imported_from_its_own_export_is_the_original_bit_by_bit(stage, 
         import_rollouts([exported], tmp_path / "again")
     with pytest.raises(RolloutError, match=r"out\.\w+: exists already"):
         export_rollouts(stage, exported)
+    with pytest.raises(RolloutError, match=r"under\.\w+: cannot be written \(File exists\)"):
+        export_rollouts(stage, exported / f"under.{kind}")
+    exported.write_bytes(b"PAR1 but not Parquet")
+    with pytest.raises(RolloutError, match=r"out\.(jsonl:1: not valid JSON|parquet: not a Parquet file)"):
+        import_rollouts([exported], tmp_path / "damaged")
 
 
 def test_rows_may_come_in_any_order_and_from_several_files(stage, tmp_path):
@@ -79,6 +86,61 @@ def test_rows_may_come_in_any_order_and_from_several_files(stage, tmp_path):
     assert files(tmp_path / "again") == files(stage.folder)
 
 
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"group": "0"}, "the field 'group' is '0'"),
+        (
+            {"finish": "eos"},
+            "the field 'finish' is 'eos'; possible: stop, length, turns, timeout, environment",
+        ),
+        ({"stage": 2}, "the field 'stage' has no keys and values"),
+        ({"stage": {"vocab_size": "50"}}, "the field 'vocab_size' of 'stage' is '50'"),
+        (
+            {"behavior": "a/b"},
+            "the behavior 'a/b' has characters other than letters, digits, '.', '-' and '_'",
+        ),
+        ({"tokens": [[1, 2]], "logprobs": [-1.0]}, "the response is not a list of token ids"),
+        ({"reward_parts": {"math": "x", "length": 0.5}}, "the reward math 'x' is not a finite number"),
+        ({"reward_parts": {"math": 1.0}}, "its rewards are not math, length, as in most rows here"),
+        ({"prompt": [1, 2]}, "the responses of its group have different prompts"),
+        ({"sample": 1}, "two responses of its group have the same sample number"),
+    ],
+)
+def test_a_changed_row_of_our_own_is_left_out_with_the_reason(stage, tmp_path, change, reason):
+    export_rollouts(stage, tmp_path / "out.jsonl", vocab_size=50)
+    first, *lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    first = json.loads(first) | change
+    del first["malformed"]  # the only field that may be missing
+    (tmp_path / "out.jsonl").write_text("\n\n".join([json.dumps(first), *lines]))  # with empty lines
+    with pytest.raises(RolloutError, match=r"out\.jsonl:\d: .*; mend it") as error:
+        import_rollouts([tmp_path / "out.jsonl"], tmp_path / "again")
+    found = import_rollouts([tmp_path / "out.jsonl"], tmp_path / "again", skip_bad=True)
+    assert reason in found.left_out and reason in str(error.value)
+    # The whole group is left out: with one response less, it is not as large as the others.
+    assert found.responses == 40 and sum(found.left_out.values()) == 4
+    assert found.stage.identity["left_out"] == 7  # three were left out before
+    assert found.stage.folder.is_dir() and "math" in next(rollouts.read_groups(found.stage)).rollouts[0].parts
+
+
+def test_rows_of_two_stages_and_tokens_of_another_model_are_refused(stage, tmp_path):
+    for number in (2, 3):
+        other = dataclasses.replace(stage, identity={**stage.identity, "stage": number})
+        export_rollouts(other, tmp_path / f"{number}.jsonl", vocab_size=50)
+    files = [tmp_path / "2.jsonl", tmp_path / "3.jsonl"]
+    with pytest.raises(
+        RolloutError, match=r"3\.jsonl:1: of another stage than .*2\.jsonl:1; import each stage"
+    ):
+        import_rollouts(files, tmp_path / "again", skip_bad=True)
+    with pytest.raises(RolloutError, match="outside the vocabulary of 10"):
+        import_rollouts(files[:1], tmp_path / "again", vocab_size=10)
+    with pytest.raises(RolloutError, match=r"4\.jsonl: not found"):
+        import_rollouts([tmp_path / "4.jsonl"], tmp_path / "again")
+    files[0].rename(tmp_path / "2.csv")
+    with pytest.raises(RolloutError, match=r"2\.csv: unknown kind of file"):
+        import_rollouts([tmp_path / "2.csv"], tmp_path / "again")
+
+
 def test_parquet_without_pyarrow_is_one_clear_line(stage, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RolloutError, match=r"Parquet needs pyarrow: pip install 'mugrpo-jax\[parquet\]'"):
@@ -86,7 +148,8 @@ def test_parquet_without_pyarrow_is_one_clear_line(stage, tmp_path, monkeypatch)
     assert not (tmp_path / "out.parquet").exists()
 
 
-ROW = {"prompt_ids": [3, 4], "completion_ids": [5, 1], "logprobs": [-0.5, -0.25], "reward": 1.0}
+# A log-prob may be above 0 by rounding.
+ROW = {"prompt_ids": [3, 4], "completion_ids": [5, 1], "logprobs": [-0.5, 2**-11], "reward": 1.0}
 OTHER = ROW | {"completion_ids": [7, 8, 9], "logprobs": [-1.0, -2.0, -3.0], "reward": 0.0}
 SECOND = [row | {"prompt_ids": [9, 9, 9]} for row in (ROW, OTHER)]
 
@@ -108,11 +171,17 @@ def write(tmp_path, *rows):
         ({"prompt_ids": [-1]}, "the prompt has the token -1, outside the vocabulary"),
         ({"completion_ids": [5, 1.5]}, "the response is not a list of token ids"),
         ({"completion_ids": [], "logprobs": []}, "the response has no tokens"),
+        ({"logprobs": "ab"}, "the log-probs are not a list of numbers"),
+        ({"prompt_ids": [[3, 4]]}, "not as trl writes it"),
         ({"reward": None}, "no reward"),
         ({"env_mask": [1, 0, 1]}, "2 response tokens, but 3 entries in the mask"),
+        ({"env_mask": [1]}, "2 response tokens, but 1 entries in the mask"),
         ({"env_mask": [0, 0]}, "the mask says that the policy wrote no token"),
+        ({"reward": "1"}, "the reward '1' is not a finite number"),
+        ({"reward": 10**400}, "the reward 1000+ is not a finite number"),
         ({"prompt_ids": [3, 4, 5]}, "the only response of its group"),
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"reward": NaN}', "not valid JSON"),
         ("[1]", "a list, not an object"),
         ({"format": "mugrpo-rollouts/2"}, "format is 'mugrpo-rollouts/2'; this version reads"),
@@ -121,19 +190,29 @@ def write(tmp_path, *rows):
 def test_a_bad_row_is_refused_by_file_and_line_or_left_out_and_counted(tmp_path, bad, reason):
     last = bad if isinstance(bad, str) else ROW | bad
     path = write(tmp_path, *SECOND, ROW, OTHER, last)
+    (tmp_path / "stage.tmp").mkdir()
+    (tmp_path / "stage.tmp" / "shard-00001.json").write_text("of an import that was killed")
     with pytest.raises(RolloutError, match=rf"rows\.jsonl:5: {reason}.*; mend it, or leave such rows out"):
         import_rollouts([path], tmp_path / "stage", **VOCABULARY)
     assert not (tmp_path / "stage").exists()
     found = import_rollouts([path], tmp_path / "stage", skip_bad=True, **VOCABULARY)
     assert (found.responses, sum(found.left_out.values())) == (4, 1) and "rows.jsonl:5" in str(found)
     assert found.stage.identity["left_out"] == 1
+    assert not (tmp_path / "stage" / "shard-00001.json").exists()
+    with pytest.raises(RolloutError, match=r"rows\.jsonl: exists already"):
+        import_rollouts([path], path, **VOCABULARY)
 
 
 def test_groups_of_another_size_are_refused_or_left_out(tmp_path):
     path = write(tmp_path, *SECOND, ROW, OTHER, ROW, *(r | {"prompt_ids": [8]} for r in (ROW, ROW)))
     with pytest.raises(RolloutError, match=r"rows\.jsonl:3: a group of 3 responses; most groups here have 2"):
         import_rollouts([path], tmp_path / "stage", **VOCABULARY)
-    assert import_rollouts([path], tmp_path / "stage", skip_bad=True, **VOCABULARY).responses == 4
+    found = import_rollouts([path], tmp_path / "stage", skip_bad=True, **VOCABULARY)
+    assert found.responses == 4 and sum(found.left_out.values()) == 3
+    # Responses alone in their group do not make 1 the usual size.
+    path = write(tmp_path, ROW, OTHER, *(ROW | {"prompt_ids": [n]} for n in (5, 6, 7)))
+    found = import_rollouts([path], tmp_path / "pair", skip_bad=True, **VOCABULARY)
+    assert found.responses == 2 and sum(found.left_out.values()) == 3
     with pytest.raises(RolloutError, match="no usable group of responses; 2 responses: the only"):
         import_rollouts([write(tmp_path, ROW, SECOND[0])], tmp_path / "none", skip_bad=True, **VOCABULARY)
     with pytest.raises(RolloutError, match="unknown; name the model with --model"):
@@ -148,7 +227,7 @@ def by_system():
         "completion_ids": [tokens for tokens, _, _ in pairs],
         "logprobs": [[[-9.0, value] for value in values] for _, values, _ in pairs],
         "logprob_token_ids": [[[0, token] for token in tokens] for tokens, _, _ in pairs],
-        "reward": [reward for _, _, reward in pairs],
+        "rewards": [reward for _, _, reward in pairs],
     }
     verl = [
         {
@@ -172,8 +251,14 @@ def by_system():
     ]
     choices = [{"token_ids": t, "logprobs": {"token_logprobs": v}, "reward": r} for t, v, r in pairs]
     served = {"custom_id": "q", "response": {"body": {"prompt_token_ids": [3, 4], "choices": choices}}}
+    masked = [  # with tokens behind the response that the policy did not write
+        {"prompt_ids": [3, 4], "completion_ids": [*t, 6], "logprobs": [*v, 0.0], "reward": r}
+        | {"env_mask": [1] * len(t) + [0]}
+        for t, v, r in pairs
+    ]
     return {
         "trl": [ROW, OTHER],
+        "trl, tokens of a tool at the end": masked,
         "trl, a batch in a row": [trl_batch],
         "verl": verl,
         "prime-rl": prime,
@@ -213,13 +298,68 @@ def test_rows_of_other_systems_become_the_same_group(tmp_path, system):
         assert rollout.tokens.tolist() == row["completion_ids"]
         assert rollout.logprobs.tolist() == row["logprobs"]
         assert rollout.reward == row["reward"] and rollout.behavior == name
+        assert rollout.malformed is None and not rollout.parts  # unknown
     assert [rollout.finish for rollout in group.rollouts] == ["stop", "length"]
     assert found.stage.manifest()["behaviors"][name]["responses"] == 2
+
+
+TOKENS = {"prompt_ids": [3], "completion_ids": [5, 6, 0], "completion_logprobs": [-1.0, -2.0, 0.0]}
+CHOICE = {"token_ids": [5], "logprobs": [-1.0], "prompt_token_ids": [3], "finish_reason": "length"}
+VERL = {"prompts": [0, 3], "responses": [5, 6, 0], "attention_mask": [0, 1, 1, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    "system, row, wanted",
+    [
+        ("verl", VERL | {"response_mask": [1, 0, 0]}, {"tokens": [5], "group": (3,), "reward": None}),
+        ("verl", VERL | {"score": 2.0, "token_level_scores": [1.0]}, {"reward": 2.0, "tokens": [5, 6]}),
+        ("verl", VERL | {"uid": "u"}, {"group": "u", "problem": "u"}),
+        ("trl", ROW | {"step": 4}, {"group": (4, (3, 4))}),
+        ("trl", ROW | {"logprobs": [[-1.0], [-2.0]]}, {"logprobs": [-1.0, -2.0]}),
+        ("prime-rl", TOKENS | {"completion_mask": [1, 1, 0]}, {"tokens": [5, 6], "logprobs": [-1.0, -2.0]}),
+        ("prime-rl", TOKENS | {"is_truncated": False}, {"finish": "stop", "group": (3,)}),
+        ("prime-rl", {"trajectory": [{"tokens": TOKENS | {"is_truncated": True}}]}, {"finish": "length"}),
+        ("prime-rl", TOKENS | {"example_id": 7, "task": "a"}, {"group": ("a", 7), "problem": "7"}),
+        ("vllm", {"choices": [CHOICE], "prompt_token_ids": [4]}, {"prompt": [3], "finish": "length"}),
+        ("vllm", {"outputs": [CHOICE | {"reward": 0.5}], "rewards": [1.0]}, {"reward": 0.5, "group": (3,)}),
+        (
+            "vllm",
+            {"choices": [CHOICE | {"logprobs": {"content": [{"logprob": -3.0}]}}], "id": "q"},
+            {"logprobs": [-3.0], "group": "q"},
+        ),
+        ("vllm", {"choices": [CHOICE | {"logprobs": [{"5": -3.0, "6": -1.0}]}]}, {"logprobs": [-3.0]}),
+    ],
+)
+def test_fields_that_a_system_may_also_write_are_read(system, row, wanted):
+    assert other_formats.detect(row) == system
+    (found,) = other_formats.read(row, "auto")[1]
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+def test_the_same_prompt_in_two_files_of_another_system_is_two_groups(tmp_path):
+    for name, rows in (("a", [ROW, OTHER]), ("b", [OTHER, ROW])):
+        write(tmp_path, *rows).rename(tmp_path / f"{name}.jsonl")
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    both = import_rollouts(files, tmp_path / "both", behavior="teacher", **VOCABULARY)
+    assert (both.stage.prompts, both.responses) == (2, 4)
+    assert list(both.stage.manifest()["behaviors"]) == ["teacher"]
+    one = import_rollouts(files[:1], tmp_path / "one", **VOCABULARY)
+    assert one.stage.identity["fingerprint"] != both.stage.identity["fingerprint"]
 
 
 @pytest.mark.parametrize(
     "row, reason",
     [
+        (
+            VERL | {"rollout_log_probs": [-1.0, -2.0, 0.0], "uid": ["u"]},
+            "not as verl writes it .TypeError",
+        ),
+        (ROW | {"logprobs": [[-1.0, -2.0], [-1.0, -2.0]]}, "several log-probs for each token, but no"),
+        (
+            {"prompt_ids": [[3]], "completion_ids": [[5]], "logprobs": [[-1.0]], "reward": [1.0, 0.0]},
+            "1 completions, but 2 entries in 'reward'",
+        ),
+        ({"outputs": [CHOICE], "rewards": [1.0, 0.0]}, "1 outputs, but 2 rewards"),
         (
             {"input": "1+1=", "output": "2", "gts": "2", "score": 1.0, "step": 1},
             "no token ids and no log-probs",
@@ -231,6 +371,6 @@ def test_rows_of_other_systems_become_the_same_group(tmp_path, system):
         ({"outputs": 3}, "not as vllm writes it"),
     ],
 )
-def test_what_other_systems_write_without_log_probs_is_refused_with_the_remedy(tmp_path, row, reason):
+def test_what_cannot_be_used_of_other_systems_is_refused_with_the_reason(tmp_path, row, reason):
     with pytest.raises(RolloutError, match=rf"rows\.jsonl:1: .*{reason}"):
         import_rollouts([write(tmp_path, row)], tmp_path / "stage", **VOCABULARY)

@@ -8,7 +8,7 @@ import pytest
 
 from mugrpo_jax import rollouts
 from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, row_reader
-from mugrpo_jax.rollouts.micro_batches import Row, arrange
+from mugrpo_jax.rollouts.micro_batches import Buckets, Row, _plan, arrange
 
 
 def group(index: int, responses: int = 4) -> Group:
@@ -250,6 +250,71 @@ def test_no_stage_needs_more_rows_than_were_planned(share, most):
     fitted = plan.fitted(np.full(9, 1), np.tile([1, 2, 3], (9, 1)))
     assert fitted.room == (most, most)  # the second length has no rows
     assert fitted.shapes == plan.shapes
+
+
+def fitted_room(prompts, responses, **options):
+    buckets = Buckets((32, 64, 128), 1024, fit_rows=True, **options)
+    return buckets.fitted(np.array(prompts), np.array(responses)).room
+
+
+def test_room_for_rows_is_that_of_short_rows_of_each_length():
+    """Length / stored tokens of a row, rounded up; the usual room where there are no rows."""
+    assert fitted_room([10], [[54] * 9 + [30]]) == (2.0, 1.25, 2.0)  # few are short: 64 / 61.6
+    assert fitted_room([10], [[54] * 4 + [30] * 6]) == (2.0, 1.75, 2.0)  # 64 / 40
+    assert fitted_room([4], [[28] * 4]) == (1.25, 2.0, 2.0)  # a row that fills its length is not of the next
+    assert fitted_room([8], [[24] * 9 + [30] * 9]) == (1.25, 1.75, 2.0)  # 38 tokens: 64 / 38
+    assert fitted_room([1], [[2, 2]]) == (2.0, 2.0, 2.0)  # 32 / 3, and there is no more than 2
+    # Shared prompts of 40 tokens: 30 + 1 + 39 / 2 in each of two rows, and 30 + 1 + 39 / 5 in each of five.
+    assert fitted_room([40, 40, 40], [[30] * 2] * 3, share=True) == (4.0, 4.0, 3.0)
+    assert fitted_room([40, 40, 40], [[30] * 5] * 3, share=True) == (4.0, 4.0, 4.0)
+    assert fitted_room([33], [[31] * 3], share=True) == (4.0, 1.5, 4.0)  # 64 / (31 + 1 + 32 / 3)
+    room = fitted_room([1, 10], [[2], [54]])
+    shapes = dataclasses.replace(Buckets((32, 64, 128), 1024), room=room).shapes
+    assert [shape.rows for shape in shapes[::3]] == [64, 20, 16]  # 2 · 1024 / 32, 1.25 · 1024 / 64, 2 · ...
+
+
+def planned_rows(lengths, buckets):
+    """The response lengths in each part of each micro-batch, with its shape; prompts have one token."""
+    prompt, empty = np.zeros(1, np.int32), np.zeros(0, np.float32)
+    rows = [Row(prompt.copy(), np.zeros(n - 1, np.int32), empty, 1.0) for n in lengths]
+    return [
+        ([[row.length for row in part] for part in taken], shape) for taken, shape in _plan(rows, buckets)
+    ]
+
+
+def test_a_micro_batch_takes_a_smaller_shape_only_where_that_leaves_little_empty():
+    buckets = Buckets((8,), 32)  # 32 tokens in 8 rows, 16 in 4 and 8 in 2
+    assert [shape.tokens for shape in buckets.sizes(8)] == [32, 16, 8]
+    assert planned_rows([7, 7], buckets) == [([[7, 7]], (4, 8, 16))]  # 14 of 16 tokens
+    assert planned_rows([6, 6], buckets) == [([[6]], (2, 8, 8)), ([[6]], (2, 8, 8))]  # 12 of 16 are too few
+    assert planned_rows([4, 3], buckets) == [([[4, 3]], (2, 8, 8))]
+    assert planned_rows([8] * 4, buckets) == [([[8] * 4], (8, 8, 32))]  # every token is used
+    # Five rows have 15 of 16 tokens, but that shape has only 4 rows.
+    assert [len(part) for (part,), _ in planned_rows([3] * 5, buckets)] == [2, 2, 1]
+    assert planned_rows([1, 1, 1], buckets) == [([[1, 1]], (2, 8, 8)), ([[1]], (2, 8, 8))]
+
+
+def test_devices_get_about_as_many_tokens_each():
+    two = Buckets((8,), 32, parts=2)
+    (taken, shape), *_ = planned_rows([8, 6, 5, 4, 3, 2], two)
+    assert taken == [[8, 4, 2], [6, 5, 3]] and shape == (8, 8, 32)
+    assert sum(len(part) for taken, _ in planned_rows([7] * 9, two) for part in taken) == 9
+
+
+def test_rows_with_the_same_prompt_go_to_one_device_which_stores_the_prompt_once():
+    buckets = Buckets((8,), 32, parts=2, share=True)
+    empty, prompts = np.zeros(0, np.float32), [np.full(3, n, np.int32) for n in range(2)]
+    lengths = [(0, 4), (0, 4), (1, 5), (1, 5)]  # the prompt and the tokens of each response
+    rows = [Row(prompts[n], np.zeros(m, np.int32), empty, 1.0) for n, m in lengths]
+    ((taken, shape),) = _plan(rows, buckets)
+    assert [[(row.prompt[0], len(row.response)) for row in part] for part in taken] == [
+        [(1, 5), (1, 5)],  # the prompt with the longest row comes first
+        [(0, 4), (0, 4)],
+    ]
+    (batch,) = arrange([row._replace(behavior_logp=np.zeros(len(row.response))) for row in rows], buckets)
+    packed = (batch["packed_from"] < 8 * shape.rows // 2).sum(axis=1)
+    # Prompt, response, last token of the prompt, response.
+    assert packed.tolist() == [3 + 5 + 1 + 5, 3 + 4 + 1 + 4]
 
 
 def test_a_damaged_index_is_made_again_from_the_summaries(stage):

@@ -8,7 +8,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from mugrpo_jax.rollouts import RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.rollouts.records import decode, encode
 from mugrpo_jax.rollouts.rollout_folder import summarise
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
@@ -123,3 +124,45 @@ def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     with ShardWriter(stage, PROBLEMS, three) as writer, failure:
         fill(writer, (0,))
         writer.finish()  # if it was not written before the last response came
+
+
+def test_parts_of_several_models_are_joined_in_the_order_of_the_samples(stage):
+    """The first model writes samples 0 and 2, the second one sample 1, but nothing for the second prompt."""
+    stage = dataclasses.replace(stage, prompts=2)
+    samples = {0: [[0, 2], [1]], 1: [[0, 1, 2], []]}
+    parts = [PartFolder(number, source, stage) for number, source in enumerate(("a", "b"))]
+    assert [part.missing_shards([0]) for part in parts] == [[0], [0]]
+
+    def rollout(index, sample):
+        found = response(index, sample)
+        return Rollout(found.tokens, found.logprobs, float(sample), "stop", behavior=f"model-{sample % 2}")
+
+    for part in parts:
+        groups = [
+            Group(
+                i, f"problem-{i}", np.full(3, i, np.int32), tuple(rollout(i, n) for n in split[part.number])
+            )
+            for i, split in samples.items()
+            if split[part.number]
+        ]
+        part.write_shard(0, groups)
+    assert [part.missing_shards([0]) for part in parts] == [[], []]
+    # A part of another model, or of another run, is not taken for this one.
+    assert PartFolder(0, "b", stage).missing_shards([0]) == [0]
+    other = dataclasses.replace(stage, identity={"fingerprint": "def"})
+    assert PartFolder(0, "a", other).missing_shards([0]) == [0]
+    join_parts(parts, 0, samples)
+    stage.commit()
+    for group in read_groups(stage):
+        assert [rollout.reward for rollout in group.rollouts] == [0.0, 1.0, 2.0]
+        assert [len(rollout.tokens) for rollout in group.rollouts] == [1 + group.index + n for n in range(3)]
+    assert not list(stage.folder.glob("part-*"))
+
+
+def test_a_shard_of_one_model_alone_needs_no_part_of_the_other(stage):
+    parts = [PartFolder(number, source, stage) for number, source in enumerate(("a", "b"))]
+    found = response(0, 0)
+    rollouts = (Rollout(found.tokens, found.logprobs, 0.5, "stop"),) * 2
+    parts[1].write_shard(2, [Group(4, "problem-4", np.zeros(3, np.int32), rollouts)])
+    join_parts(parts, 2, {4: [[], [0, 1]]})
+    assert stage.missing_shards() == [0, 1] and not parts[1].path(2).exists()

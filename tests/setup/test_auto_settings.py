@@ -1,5 +1,6 @@
 """Claims about settings left to `auto`: they follow from shape and memory, and each has its reason."""
 
+import re
 import types
 
 import pytest
@@ -10,6 +11,7 @@ from mugrpo_jax.setup import auto_settings
 from mugrpo_jax.setup.auto_settings import choose_settings
 
 SMOLLM2, QWEN_7B = "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-Math-7B"
+TOKENS = "batch.tokens_per_micro_batch"
 SHORT = ("sampling.max_prompt_tokens=128", "sampling.max_response_tokens=300")
 
 
@@ -67,6 +69,47 @@ def test_a_large_model_is_scanned(chosen, platform, fsdp, memory):
     assert "compiles faster" in text
     assert values["batch.tokens_per_micro_batch"] % (128 * fsdp) == 0
     assert values["batch.tokens_per_micro_batch"] >= 4096 * fsdp  # the longest row on every device
+
+
+def test_lora_leaves_the_memory_of_gradients_and_moments_to_activations(chosen):
+    """A 7B model on 80 GB: all weights cannot be trained; frozen, they take 15 GB."""
+    full, text = chosen(QWEN_7B, 80)
+    assert full["model.remat"] == "full" and "of the 0 GB beside weights and optimizer" in text
+    frozen, text = chosen(QWEN_7B, 80, "lora.rank=16")
+    assert "of the 44.4 GB beside weights and optimizer" in text
+    assert 7 * 4352 < frozen["batch.tokens_per_micro_batch"] <= 32_768
+    assert chosen(QWEN_7B, 130, "lora.rank=16")[0]["model.remat"] == "dots"
+    assert frozen["batch.tokens_per_micro_batch"] > 3 * full["batch.tokens_per_micro_batch"]
+    assert "of the 50.9 GB" in chosen(QWEN_7B, 80, "lora.rank=16", "lora.base_dtype=int8")[1]
+    # Two thirds of the FLOPs of 64 s.
+    short = (*SHORT, "batch.stages=1", "batch.updates_per_stage=256", "lora.rank=16")
+    assert "the updates take only about 43 s" in chosen(SMOLLM2, 130, *short)[1]
+
+
+def test_the_estimate_counts_shards_drift_and_a_fused_attention(chosen):
+    def left(*overrides, **device):
+        return float(re.search(r"of the (\S+) GB beside", chosen(QWEN_7B, 400, *overrides, **device)[1])[1])
+
+    params, extra = 7.616e9, 320 - left("track_drift=false")  # 80 % of the memory is used
+    assert extra == pytest.approx((4 * 4 + 2 * 2) * params / 1e9 + 3.2, abs=0.6)  # and a chunk of logits
+    assert left("track_drift=false") - left("track_drift=true") == pytest.approx(2 * 4 * params / 1e9, abs=1)
+    assert 320 - left("track_drift=false", fsdp=4) == pytest.approx((extra - 3.2) / 4 + 3.2, abs=0.6)
+
+    def tokens(*overrides, **device):
+        return chosen(QWEN_7B, 100, "lora.rank=16", "model.remat=dots", *overrides, **device)[0][TOKENS]
+
+    fused = tokens()
+    assert fused > 1.5 * tokens("model.attention=xla")  # which keeps the scores of all heads
+    assert tokens("model.attention=xla") == tokens("model.compute_dtype=bfloat16", platform="other")
+    assert tokens("model.compute_dtype=float32") < tokens("model.attention=xla")
+
+
+def test_a_device_gets_the_longest_row_and_a_cpu_small_micro_batches(chosen):
+    values, _ = chosen(SMOLLM2, 130, *SHORT, platform="cpu")
+    assert values["model.scan_layers"] is True and values[TOKENS] <= 8192
+    longest = 4352  # 4296, rounded up to a multiple of 128
+    long = ("sampling.max_prompt_tokens=200", "sampling.max_response_tokens=4096", "model.remat=full")
+    assert longest <= chosen(QWEN_7B, 24, *long)[0][TOKENS] <= 1.1 * longest
 
 
 def test_given_values_are_kept_and_the_others_follow_them(chosen):

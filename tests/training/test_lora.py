@@ -11,10 +11,10 @@ from test_update_step import MODEL, SETTINGS, update
 
 from mugrpo_jax import models, objectives, training
 from mugrpo_jax.models import LoraDecoder, frozen_weights, lora
-from mugrpo_jax.models.eight_bits import EIGHT_BITS
+from mugrpo_jax.models.eight_bits import EIGHT_BITS, dequantised, in_eight_bits
 from mugrpo_jax.sampling import plan_sampler
 from mugrpo_jax.sampling.programs import sampling_params
-from mugrpo_jax.setup.lora import BaseWeights
+from mugrpo_jax.setup.lora import BaseWeights, merged_params
 
 ALL = tuple(lora.TARGETS)
 
@@ -131,13 +131,22 @@ def test_merged_and_unmerged_log_probs_agree(dtype):
     sampled = weights.merged_on_device(adapters, plan)
     assert weights._on_devices is None  # in host memory while the sampler has its copy
     jax.tree.map(np.testing.assert_array_equal, weights.on_devices(), base)
-    whole = lora.merge(model, {**base, "layers": dict(base["layers"])}, adapters, jnp.float32)
+    given = {**base, "layers": dict(base["layers"])}
+    parts = given["layers"]
+    whole = lora.merge(model, given, adapters, jnp.float32)
+    assert not given and not parts  # each weight was released as soon as it was merged
+    assert {leaf.dtype for leaf in jax.tree.leaves(whole)} == {np.dtype("float32")}
     np.testing.assert_allclose(logprobs(decoder, whole), unmerged, atol=1e-5)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), adapters)
     assert np.abs(logprobs(model, zeros | {"base": base}) - unmerged).max() > 0.1
     layout = sampling_params(whole, **plan.layout)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), sampled, layout)
-    eight = dataclasses.replace(plan, matrices=EIGHT_BITS["int8"])
+    on_mesh = jax.eval_shape(
+        functools.partial(merged_params, model, **plan.layout), adapters | {"base": base}
+    )
+    for found in (sampled, on_mesh):
+        assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, layout)
+    eight = dataclasses.replace(plan, matrices=EIGHT_BITS["int8"], dtype=jnp.dtype("bfloat16"))
     small = weights.merged_on_device(adapters, eight)
     for found, wide in zip(small["layers"], layout["layers"], strict=True):
         matrix, exact = found["down"], np.asarray(wide["down"])  # rounded once, after merging in float32
@@ -154,6 +163,36 @@ def test_any_mesh_gives_the_gradient_of_one_device():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, wanted)
     shards = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(found["layers"]["up"])}
     assert shards == {(2, 16, 4), (2, 4, 20)}  # A along fsdp, B along tensor
+    weights = BaseWeights(model, base, mesh)
+    weights.leave_devices()
+    assert weights._on_devices is base  # each device keeps its shard
+    up = base["layers"]["up"]
+    stored = in_eight_bits(up)
+    whole = lora.stack_merger(model, "up", stored, jnp.float32)(stored, None)
+    assert whole.sharding == up.sharding
+    np.testing.assert_array_equal(whole, stored["values"] * np.asarray(stored["scales"]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_dtype_of_the_adapters_is_that_of_the_computation(dtype):
+    model = LoraDecoder(models.Decoder(MODEL), 4, 8.0, ("q_proj",))
+    params = models.abstract_params(model, dtype=jnp.bfloat16)
+    params["base"] = frozen_weights.abstract_base(model.decoder, dtype)
+    assert params["base"]["embed"].dtype == ("bfloat16" if dtype == "int8" else "float32")
+    hidden = jax.eval_shape(lambda params: model.hidden(params, np.zeros((1, 4), np.int32)), params)
+    assert hidden.dtype == jax.eval_shape(model.head_matrix, params).dtype == jnp.bfloat16
+
+
+def test_eight_bits_use_their_whole_range_and_columns_of_zeros_stay_zeros():
+    matrix = np.linspace(-3, 5, 60, dtype=np.float32).reshape(20, 3) * [0, 1, 1000]
+    for dtype, largest, error in (("int8", 127, 0.5 / 127), ("fp8", 448, 2**-4)):
+        stored = jax.device_get(in_eight_bits(matrix, EIGHT_BITS[dtype]))
+        assert stored["values"].dtype == EIGHT_BITS[dtype]
+        assert np.abs(stored["values"].astype(np.float32)).max(axis=0).tolist() == [0, largest, largest]
+        found = np.asarray(dequantised(stored))
+        assert not found[:, 0].any()
+        np.testing.assert_allclose(found, matrix, atol=1.01 * error * 5000)
+        np.testing.assert_allclose(found[:, 1], matrix[:, 1], atol=1.01 * error * 5)
 
 
 def test_remat_keeps_one_result_per_matrix():
@@ -173,6 +212,10 @@ def test_only_adapters_have_gradients_moments_and_decay():
     sizes = sum(leaf.size for leaf in jax.tree.leaves(state))
     assert sizes == 5 * (2 * 32 * 2 + 2 * 2 * 16) + 4  # with both moments, anchor and last gradient
     start = jax.device_get(models.random_params(model))["layers"]["v"]
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), state.params)
+    still = jax.tree.map(np.zeros_like, ones)
+    changes = jax.jit(lambda p: optimizer.update(still, optimizer.init(p), p)[0])(ones)["layers"]["v"]
+    assert changes["a"].max() < 0 and changes["b"].max() < 0  # both decay
     assert not start["b"].any() and abs(start["a"].std() - (3 * 32) ** -0.5) < 0.02
 
 
@@ -180,6 +223,7 @@ def test_only_adapters_have_gradients_moments_and_decay():
     ("rank", "targets", "message"),
     [
         (17, ("v_proj",), "rank 17 does not fit v_proj, a matrix of 32 × 16; at most 16 is possible"),
+        (0, ("v_proj",), "rank 0 does not fit v_proj"),
         (4, ("w_proj",), "unknown target 'w_proj'; possible: q_proj, k_proj, v_proj"),
     ],
 )

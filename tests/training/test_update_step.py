@@ -270,7 +270,8 @@ def test_programs_lowered_before_there_is_data_are_those_of_an_update(monkeypatc
             return program(*arguments, **static)
 
         monkeypatch.setattr(step, name, call)
-    monkeypatch.setattr(step, "_programs", CompiledPrograms())
+    asked = Asked()
+    monkeypatch.setattr(step, "_programs", asked)
     with jax.set_mesh(step.mesh):  # as in a run
         step(copy(state), data)
     monkeypatch.undo()
@@ -279,16 +280,30 @@ def test_programs_lowered_before_there_is_data_are_those_of_an_update(monkeypatc
     shapes = [s for s in buckets.shapes if s[:2] == data.micro_batches[0]["mask"].shape]
     training.compile_step_ahead(step, ahead, abstract, buckets, shapes, reference=False)
     assert ahead.texts == list(called.values())
+    assert len(ahead.names) == 3 and set(ahead.names) <= set(asked.names)  # so that the step finds them
 
 
 class Lowered:
     """Takes the place of `CompiledPrograms`: lowers programs at once, and does not compile them."""
 
     def __init__(self):
-        self.texts = []
+        self.names, self.texts = [], []
 
     def ahead(self, name, lower):
+        self.names.append(name)
         self.texts.append(lower().as_text())
+
+
+class Asked(CompiledPrograms):
+    """Remembers the names of the programs that are asked for, each once."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = {}
+
+    def get(self, name, otherwise):
+        self.names[name] = True
+        return super().get(name, otherwise)
 
 
 def test_no_program_is_compiled_twice_for_a_shape():

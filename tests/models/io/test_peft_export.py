@@ -1,6 +1,8 @@
 """`peft` loads an exported adapter folder and computes what our model computes."""
 
+import dataclasses
 import importlib.util
+import json
 from pathlib import Path
 
 import jax
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import models
-from mugrpo_jax.models.io import peft_export
+from mugrpo_jax.models.io import peft_export, safetensors_file
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_peft_fixture.py"
 
@@ -33,6 +35,11 @@ def test_logits_are_those_of_peft_for_the_same_folder(script, tmp_path):
     np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
     plain = jax.jit(lambda base: models.logits(model.decoder, base, script.TOKENS))(base)
     assert np.abs(plain - wanted).max() > 1
+    half = dataclasses.replace(model, alpha=2.5)
+    peft_export.save_peft(half, adapters, tmp_path / "half", base_name="", dtype=jnp.bfloat16)
+    tensors = safetensors_file.tensors_in_file(tmp_path / "half" / peft_export.WEIGHTS_FILE).values()
+    assert {tensor.dtype for tensor in tensors} == {np.dtype(jnp.bfloat16)}
+    assert json.loads((tmp_path / "half" / peft_export.CONFIG_FILE).read_text())["lora_alpha"] == 2.5
     with pytest.raises(ValueError, match="adapter: exists already"):
         peft_export.save_peft(model, adapters, tmp_path / "adapter", base_name="the base model")
 
