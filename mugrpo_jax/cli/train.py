@@ -31,6 +31,13 @@ def add(commands: shared.Commands) -> None:
         metavar="UPDATES",
         help="go back to the kept checkpoint after this many updates; later checkpoints are moved away",
     )
+    parser.add_argument(
+        "--rollouts",
+        choices=("generate", "wait"),
+        default="generate",
+        help="wait: do not sample, but wait for the rollouts of `mugrpo sample` (default: generate)",
+    )
+    shared.add_wait_limit(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -42,11 +49,18 @@ def run(arguments: argparse.Namespace) -> None:
             dry_run=arguments.dry_run,
             back_to=arguments.back_to,
             overwrite=arguments.overwrite,
+            wait_limit_s=arguments.wait_limit if arguments.rollouts == "wait" else None,
         )
 
 
 def plan_and_train(
-    config: "RunConfig", folder: Path, *, dry_run: bool, back_to: int | None = None, overwrite: bool = False
+    config: "RunConfig",
+    folder: Path,
+    *,
+    dry_run: bool,
+    back_to: int | None = None,
+    overwrite: bool = False,
+    wait_limit_s: float | None = None,
 ) -> None:
     """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks."""
     import jax
@@ -70,4 +84,11 @@ def plan_and_train(
     # A CPU can swap memory to disk, so it is checked only if the plan already reports a problem.
     if plan.problem is not None or jax.default_backend() != "cpu":
         config = fitting_config(config, plan)
-    stages.train(config, folder, back_to=back_to, overwrite=overwrite, started=process_start())
+    stages.train(
+        config,
+        folder,
+        back_to=back_to,
+        overwrite=overwrite,
+        started=process_start(),
+        wait_limit_s=wait_limit_s,
+    )

@@ -1,9 +1,9 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
-import dataclasses
 import functools
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from mugrpo_jax import report, rollouts, training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.resume import resume
 from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.loop.sampler_process import sample
 from mugrpo_jax.loop.sampling_passes import sample_shards
 from mugrpo_jax.loop.stages import train
 from mugrpo_jax.loop.update_phase import optimise
@@ -82,7 +83,7 @@ def by_schedule(config, folder):
             names = {"fingerprint": "by hand", "stage": stage, "policy_updates": 0}
             path = run.folder.stage_folder(stage)
             made = RolloutFolder(path, names, config.prompts_per_stage, config.sampling.prompts_per_shard)
-            sample_shards(run, dataclasses.replace(state, params=place), made, stage, range(made.shards))
+            sample_shards(run, place, made, stage, range(made.shards))
             made.commit()
             state = training.start_stage(state)
             *_, (state, cursor) = optimise(run, state, stage, made, None, cursor)
@@ -126,8 +127,8 @@ class Killed(Exception):
     """Raised in place of a kill."""
 
 
-def killed(owner, name, count, config, folder, *, after=False):
-    """Train until the `count`-th call of a function, which ends the run."""
+def killed(owner, name, count, config, folder, *, after=False, beside=lambda: None, **settings):
+    """Train until the `count`-th call of a function, which ends the run. `beside` starts something else."""
     original, calls = getattr(owner, name), Counter()
 
     def wrapped(*arguments, **keywords):
@@ -139,8 +140,9 @@ def killed(owner, name, count, config, folder, *, after=False):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, wrapped)
+        beside()
         with pytest.raises(Killed):
-            train(config, folder)
+            train(config, folder, **settings)
 
 
 def committed(folder):
@@ -196,3 +198,29 @@ def test_the_report_has_the_lag_and_the_times_of_the_stages(whole):
 def test_a_lag_as_long_as_the_run_is_refused(place):
     with pytest.raises(ConfigError, match=r"batch.lag: 3 is not below batch.stages=3, .*use at most 2"):
         load(place, 3, 1, 3)
+
+
+def same_end(folder, whole):
+    assert all((a == b).all() for a, b in zip(weights(folder), weights(whole), strict=True))
+    assert stored(folder) == stored(whole)
+    for kind in ("stage", "update"):
+        assert records(folder, kind) == records(whole, kind)
+
+
+def samplers(folder, count=1, **settings):
+    """Start samplers in threads; the result of each future is None, or its error."""
+    threads = ThreadPoolExecutor(count)
+    return [threads.submit(sample, folder, wait_limit_s=20, **settings) for _ in range(count)]
+
+
+def test_two_samplers_and_a_trainer_over_one_folder_end_like_one_process(place, whole):
+    config, folder = whole[0], place / "apart"
+    killed(UpdateStep, "__call__", 2, config, folder, wait_limit_s=20, beside=lambda: samplers(folder))
+    made = committed(folder)
+    assert len(made) >= 4  # stages 0 and 1
+    working = samplers(folder, 2)
+    train(config, folder, wait_limit_s=20)
+    assert [sampler.result() for sampler in working] == [None, None]
+    assert made.items() <= committed(folder).items()  # nothing was sampled twice
+    same_end(folder, whole[1])
+    assert list((folder / "policies").iterdir()) == [] == list((folder / "samplers").glob("claims/*"))
