@@ -24,6 +24,7 @@ from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.sampling_passes import prepare_next, sample_shards
 from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
 from mugrpo_jax.runs import progress
+from mugrpo_jax.setup.published_policies import PublishedPolicies
 from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState
 
@@ -124,7 +125,9 @@ def _published(run: RunContext, rollouts: RolloutFolder) -> bool:
 
 def _remedy(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> str:
     """Return what to do about a damaged shard whose policy has been updated since."""
-    wrote = rollouts.identity["policy_updates"]
+    wrote, version = rollouts.identity["policy_updates"], rollouts.identity["policy_stage"]
+    if PublishedPolicies(run.folder.folder, run.setup).has(version):
+        return "its policy is published, so continue with --rollouts wait and mugrpo sample"
     before = [step for step in run.checkpoints.steps() if step <= wrote]
     if not before:
         return (

@@ -29,6 +29,7 @@ from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.sampler_claims import refuse_samplers
 from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
@@ -176,6 +177,8 @@ def open_run(
             if overwrite and jax.process_index() == 0:
                 set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
+        if wait_limit_s is None and jax.process_index() == 0:
+            refuse_samplers(path)
         with distributed.together("data"):
             if choices and jax.process_index() == 0:
                 text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)

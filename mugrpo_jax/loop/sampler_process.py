@@ -1,8 +1,8 @@
 """A sampler of its own: write the rollouts of a run while another process trains (`mugrpo sample`).
 
 The folder of the run is the queue. The trainer publishes the policy at the start of each stage. A stage is
-sampled once its policy is there, which is that of `batch.lag` stages earlier. So a sampler never runs ahead of
-the lag, and the rollouts are those of a run in one process. Several samplers share the shards of a stage.
+sampled once its policy is there, which is that of `batch.lag` stages earlier. So a sampler never runs ahead
+of the lag, and the rollouts are those of a run in one process. Several samplers share the shards of a stage.
 """
 
 import contextlib
@@ -206,8 +206,10 @@ class SamplerProcess:
         complete = rollouts.folder / "manifest.json"
         if not all(rollouts.path(shard).exists() for shard in range(rollouts.shards)) or complete.exists():
             return False
-        if not claims.claim(_MANIFEST) or complete.exists():
-            claims.release()
+        if not claims.claim(_MANIFEST):
+            return False
+        if complete.exists():  # another sampler completed the stage just now, and removed the claims
+            claims.remove()
             return False
         manifest = rollouts.commit(seconds)
         claims.remove()

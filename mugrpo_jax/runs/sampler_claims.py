@@ -76,6 +76,24 @@ def signs_of_life(run: Path) -> dict[str, bytes | None]:
     return {}
 
 
+def refuse_samplers(run: Path) -> None:
+    """Raise an error if a sampler of the run is alive, because this process wants to sample itself."""
+    found = {path: content for path in (run / "samplers").glob("*.json") if (content := read(path))}
+    end = time.monotonic() + _DEAD_S
+    while found:
+        for path, content in list(found.items()):
+            alive = alive_here(parse(content)) if parse(content) else None
+            if alive or read(path) not in (content, None):
+                raise ConfigError(
+                    f"{run}: {name(content)} samples for this run (mugrpo sample); stop it, or add "
+                    "--rollouts wait"
+                )
+            if alive is False or time.monotonic() > end:
+                del found[path]
+        if found:  # of other machines
+            time.sleep(min(1.0, _DEAD_S / 10))
+
+
 class Claims:
     """The shards of one stage that this sampler works on, and those of others.
 

@@ -1,6 +1,7 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
 import functools
+import itertools
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from mugrpo_jax.models.sharding import make_mesh
 from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
@@ -45,6 +48,7 @@ def place(program_folder):
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # takes longer than these runs
         one = functools.partial(make_mesh, devices=jax.devices()[:1])  # compiles faster
         patch.setattr("mugrpo_jax.setup.devices.make_mesh", one)
+        patch.setattr("mugrpo_jax.runs.waiting._LONGEST_PAUSE_S", 0.05)
         yield program_folder
 
 
@@ -58,9 +62,13 @@ def weights(folder):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(trained_model(folder, last).params))]
 
 
-def records(folder, kind):
+def raw(folder, kind):
     found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in found if record["kind"] == kind]
+    return [record for record in found if record["kind"] == kind]
+
+
+def records(folder, kind):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in raw(folder, kind)]
 
 
 def stored(folder):
@@ -127,8 +135,8 @@ class Killed(Exception):
     """Raised in place of a kill."""
 
 
-def killed(owner, name, count, config, folder, *, after=False, beside=lambda: None, **settings):
-    """Train until the `count`-th call of a function, which ends the run. `beside` starts something else."""
+def killed(owner, name, count, config, folder, *, after=False, **settings):
+    """Train until the `count`-th call of a function, which ends the run."""
     original, calls = getattr(owner, name), Counter()
 
     def wrapped(*arguments, **keywords):
@@ -140,7 +148,6 @@ def killed(owner, name, count, config, folder, *, after=False, beside=lambda: No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, wrapped)
-        beside()
         with pytest.raises(Killed):
             train(config, folder, **settings)
 
@@ -207,20 +214,67 @@ def same_end(folder, whole):
         assert records(folder, kind) == records(whole, kind)
 
 
-def samplers(folder, count=1, **settings):
-    """Start samplers in threads; the result of each future is None, or its error."""
-    threads = ThreadPoolExecutor(count)
-    return [threads.submit(sample, folder, wait_limit_s=20, **settings) for _ in range(count)]
-
-
-def test_two_samplers_and_a_trainer_over_one_folder_end_like_one_process(place, whole):
+@pytest.fixture(scope="module")
+def apart(place, whole):
+    """The same run by a trainer, which is killed once, and two samplers, here in threads of one process."""
     config, folder = whole[0], place / "apart"
-    killed(UpdateStep, "__call__", 2, config, folder, wait_limit_s=20, beside=lambda: samplers(folder))
-    made = committed(folder)
+    with ThreadPoolExecutor(2) as threads:
+        working = [threads.submit(sample, folder, wait_limit_s=60) for _ in range(2)]
+        killed(UpdateStep, "__call__", 2, config, folder, wait_limit_s=60)
+        made = committed(folder)
+        train(config, folder, wait_limit_s=60)
+        assert [sampler.result() for sampler in working] == [None, None]
     assert len(made) >= 4  # stages 0 and 1
-    working = samplers(folder, 2)
-    train(config, folder, wait_limit_s=20)
-    assert [sampler.result() for sampler in working] == [None, None]
     assert made.items() <= committed(folder).items()  # nothing was sampled twice
-    same_end(folder, whole[1])
-    assert list((folder / "policies").iterdir()) == [] == list((folder / "samplers").glob("claims/*"))
+    return folder
+
+
+def test_two_samplers_and_a_trainer_over_one_folder_end_like_one_process(whole, apart):
+    same_end(apart, whole[1])
+    assert list((apart / "policies").iterdir()) == [] == list((apart / "samplers").glob("claims/*"))
+    done = [
+        json.loads(line) for log in apart.glob("samplers/*.jsonl") for line in log.read_text().splitlines()
+    ]
+    shards = Counter((record["stage"], shard) for record in done for shard in record["shards"])
+    assert shards == dict.fromkeys(itertools.product(range(4), range(2)), 1)
+    assert sum(record["seconds"].get("wait/policy", 0.0) for record in done) > 0
+    assert all(record["seconds"]["wait"] >= 0 for record in raw(apart, "stage"))
+
+
+def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
+    config = whole[0]
+    with pytest.raises(ConfigError, match=r"depend on sampling.temperature.*leave these overrides out"):
+        sample(apart, overrides=["sampling.temperature=0.5"])
+    with RunLock(apart), pytest.raises(ConfigError, match="is training here"):
+        train(config, apart, wait_limit_s=1)
+    with SignOfLife(apart), pytest.raises(ConfigError, match="samples for this run"):
+        train(config, apart)
+    with pytest.raises(
+        ConfigError, match=r"no policy is published; start the trainer with .* --rollouts wait"
+    ):
+        sample(place / "nothing", watch=False)
+    with pytest.raises(
+        ConfigError, match=r"to publish a policy in .*without a sign of life.*start the trainer"
+    ):
+        sample(place / "nothing", wait_limit_s=0.1)
+
+
+def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(place, whole):
+    config, folder = whole[0], place / "alone"
+    with pytest.raises(
+        ConfigError, match=r"rollouts of stage 0 \(0 of 2 shards; 0 samplers\).*mugrpo sample"
+    ):
+        train(config, folder, wait_limit_s=0.1)
+    policy = folder / "policies" / "00000"
+    about = json.loads((policy / "policy.json").read_text())
+    (policy / "policy.json").write_text(json.dumps(about | {"rollout_settings": "other"}))
+    with pytest.raises(ConfigError, match=r"another config or other weights .*rollout_settings other, here"):
+        sample(folder)
+    (policy / "policy.json").write_text(json.dumps(about))
+    weights = max((policy / "weights").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"damaged, its checksum differs.*start the trainer again"):
+        sample(folder)
+    assert not list(folder.glob("samplers/claims/*/*")) and not list(folder.glob("samplers/*.json"))
+    with pytest.raises(ConfigError, match="--rollouts wait: a replay has its rollouts already"):
+        train(configs.changed(config, [f"replay.run={whole[1]}"]), place / "no", wait_limit_s=1)
