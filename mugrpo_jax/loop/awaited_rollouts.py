@@ -25,6 +25,8 @@ def publish_policy(run: RunContext, waits: Waits, state: TrainState, cursor: Cur
     needed = distributed.gather("needed", _missing(run, cursor.stage))[0]
     if needed and not cursor.update:
         waits.policies.publish(state.params, cursor.stage)
+    if waits.thread is not None:
+        waits.thread.start()  # with what it needs for the stages ahead, also if this stage is complete
 
 
 def remove_policies(run: RunContext, waits: Waits) -> None:
@@ -52,6 +54,8 @@ def wait_for_samplers(
             run.stop.agree(any(distributed.gather("stop", run.stop.requested)))
             if run.stop.agreed:
                 save_if_due(run, state, cursor)  # and leaves
+            if waits.thread is not None:
+                waits.thread.check()
             bar.update(sum(1 for _ in rollouts.folder.glob("shard-*.arrayrecord")) - bar.n)
             signs = signs_of_life(run.folder.folder)
             what = f"the rollouts of stage {stage} ({bar.n} of {rollouts.shards} shards; {_samplers(signs)})"

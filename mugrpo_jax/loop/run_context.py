@@ -20,6 +20,7 @@ from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.preflight import check_problems, check_reward
+from mugrpo_jax.loop.sampler_thread import SamplerThread
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
@@ -35,7 +36,7 @@ from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
-from mugrpo_jax.runs.waiting import Waiting
+from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
 from mugrpo_jax.setup.behavior_policy import check_behaviors
 from mugrpo_jax.setup.devices import run_mesh
@@ -51,11 +52,13 @@ from mugrpo_jax.tasks import load_task
 class Waits:
     """What a trainer needs that waits for the rollouts of samplers: the policies for them, and its patience.
 
-    `seconds` is how long it waited for the rollouts of each stage.
+    `thread` is the sampler on other devices of this process, if there is one. `seconds` is how long the
+    trainer waited for the rollouts of each stage.
     """
 
     policies: PublishedPolicies
     waiting: Waiting
+    thread: SamplerThread | None = None
     seconds: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -146,6 +149,8 @@ def open_run(
     processes write the rollouts, and the run waits so many seconds for a sign of life of them.
     """
     start_times = StartTimes(time.monotonic() if started is None else started)
+    if config.mesh.sampling_devices and config.replay.run is None and wait_limit_s is None:
+        wait_limit_s = WAIT_LIMIT_S
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
@@ -207,7 +212,12 @@ def open_run(
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.trainable)
-        waits = None if wait_limit_s is None else Waits(PublishedPolicies(path, setup), Waiting(wait_limit_s))
+        waits = None
+        if wait_limit_s is not None:
+            waits = Waits(PublishedPolicies(path, setup), Waiting(wait_limit_s))
+            if config.mesh.sampling_devices:
+                waits.thread = SamplerThread(path, config, task, wait_limit_s)
+                resources.callback(waits.thread.close)
         run = RunContext(
             setup,
             task,

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from mugrpo_jax import config as configs
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import LineFile
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.preflight import check_problems, check_reward
@@ -31,10 +33,11 @@ from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, signs_of_life
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
 from mugrpo_jax.setup.behavior_policy import check_behaviors
+from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.published_policies import PublishedPolicies
 from mugrpo_jax.setup.run_setup import load_sampling_setup
-from mugrpo_jax.tasks import load_task
+from mugrpo_jax.tasks import Task, load_task
 
 _MANIFEST = "manifest"  # the work of completing a stage, which is claimed like a shard
 
@@ -82,14 +85,22 @@ def open_context(
     run: Path, overrides: Sequence[str], stop: StopRequest, resources: contextlib.ExitStack
 ) -> SamplingContext:
     """Load model and task of a run as its trainer did; raise an error if config or data are others."""
-    config = configs.changed(read_config(run), list(overrides))
+    alone = ["mesh.sampling_devices=0"]  # all devices of this process sample
+    config = configs.changed(read_config(run), [*alone, *overrides])
     check_same_config(run, config)
     task = load_task(config.task.name, **config.task.options)
     check_same_data(run, task.sources)
     task, _ = check_problems(config, task, run_model_tokenizer(config))
     check_reward(config, task)
-    setup = load_sampling_setup(config)
-    check_behaviors(config, setup.mesh)
+    check_behaviors(config, mesh := run_mesh(config))
+    return sampling_context(run, config, task, mesh, stop, resources)
+
+
+def sampling_context(
+    run: Path, config: RunConfig, task: Task, mesh: Mesh, stop: StopRequest, resources: contextlib.ExitStack
+) -> SamplingContext:
+    """Return what a sampler on the devices of a mesh needs."""
+    setup = load_sampling_setup(config, mesh)
     devices = f"{setup.mesh.devices.flat[0].device_kind}-{setup.mesh.size}".replace(" ", "-").replace(
         "/", "-"
     )

@@ -132,12 +132,11 @@ def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
     return RunSetup(config, loaded.model, loaded.tokenizer, mesh, base=base), params
 
 
-def load_sampling_setup(config: RunConfig) -> RunSetup:
-    """Return the setup of a sampler of its own, which gets the weights from its trainer.
+def load_sampling_setup(config: RunConfig, mesh: Mesh) -> RunSetup:
+    """Return the setup of a sampler of its own on a mesh. It gets the weights from its trainer.
 
     Only with LoRA weights are loaded here: the frozen ones.
     """
-    mesh = run_mesh(config)
     shape = run_model_shape(config)
     config, _ = choose_settings(config, shape, mesh)
     model = Decoder(shape)

@@ -27,6 +27,7 @@ from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
+from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
 
@@ -216,20 +217,30 @@ def same_end(folder, whole):
 
 @pytest.fixture(scope="module")
 def apart(place, whole):
-    """The same run by a trainer, which is killed once, and two samplers, here in threads of one process."""
+    """The same run in one process that splits its devices, and after a kill by a trainer and two samplers.
+
+    Threads stand for the processes of the samplers.
+    """
     config, folder = whole[0], place / "apart"
+    with pytest.MonkeyPatch.context() as patch:
+        local = jax.devices()[:2]
+        patch.setattr(jax, "devices", lambda: local)
+        killed(UpdateStep, "__call__", 2, configs.changed(config, ["mesh.sampling_devices=1"]), folder)
+        with pytest.raises(
+            ConfigError, match="sampling_devices: 2 of the 2 devices here leave none to train"
+        ):
+            run_mesh(configs.changed(config, ["mesh.sampling_devices=2"]))
+    made = committed(folder)
+    assert len(made) >= 2  # stage 0
     with ThreadPoolExecutor(2) as threads:
         working = [threads.submit(sample, folder, wait_limit_s=60) for _ in range(2)]
-        killed(UpdateStep, "__call__", 2, config, folder, wait_limit_s=60)
-        made = committed(folder)
         train(config, folder, wait_limit_s=60)
         assert [sampler.result() for sampler in working] == [None, None]
-    assert len(made) >= 4  # stages 0 and 1
     assert made.items() <= committed(folder).items()  # nothing was sampled twice
     return folder
 
 
-def test_two_samplers_and_a_trainer_over_one_folder_end_like_one_process(whole, apart):
+def test_split_devices_and_two_samplers_with_a_trainer_end_like_one_process(whole, apart):
     same_end(apart, whole[1])
     assert list((apart / "policies").iterdir()) == [] == list((apart / "samplers").glob("claims/*"))
     done = [
