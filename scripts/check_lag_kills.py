@@ -98,12 +98,13 @@ class Round:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONPATH": os.pathsep.join([str(work), os.environ.get("PYTHONPATH", "")]),
         }
+        self.prefixes: list[list[str]] = [[] for _ in self.commands]  # of the command lines
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
         """Start the trainer (number 0) or a sampler."""
         program = "from mugrpo_jax.cli.main import program; program()"
-        command = [sys.executable, "-c", program, *self.commands[number]]
+        command = [*self.prefixes[number], sys.executable, "-c", program, *self.commands[number]]
         with (self.work / f"{self.folder.name}-{number}.txt").open("ab") as log:
             return subprocess.Popen(command, env=self.environment, cwd=self.work, stdout=log, stderr=log)
 

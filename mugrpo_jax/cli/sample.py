@@ -27,11 +27,8 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo sample` with the parsed arguments."""
-    from mugrpo_jax.compiling.compile_cache import use_compile_cache
-    from mugrpo_jax.config import AUTO
     from mugrpo_jax.loop.sampler_process import sample
 
-    use_compile_cache(AUTO)
     sample(
         arguments.run_folder,
         overrides=arguments.overrides,

@@ -57,7 +57,8 @@ def _still_sampled(run: RunContext, stage: int) -> bool:
     if run.waits is None:
         return False
     complete = (run.folder.stage_folder(stage) / "manifest.json").exists()
-    return not complete and run.waits.policies.has(run.config.policy_stage(stage))
+    published = run.waits.policies.has(run.config.policy_stage(stage))
+    return distributed.gather("still sampled", not complete and published)[0]  # all hosts go the same way
 
 
 def _whole_stage(
@@ -120,7 +121,9 @@ def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) 
 
 
 def _published(run: RunContext, rollouts: RolloutFolder) -> bool:
-    return run.waits is not None and run.waits.policies.has(rollouts.identity["policy_stage"])
+    if run.waits is None:
+        return False
+    return distributed.gather("published", run.waits.policies.has(rollouts.identity["policy_stage"]))[0]
 
 
 def _remedy(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from mugrpo_jax import config as configs
+from mugrpo_jax.compiling.compile_cache import use_compile_cache
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import LineFile
+from mugrpo_jax.files import LineFile, make_folder
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.sampling_context import SamplingContext
@@ -33,8 +34,8 @@ from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, signs_of_life
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
 from mugrpo_jax.setup.behavior_policy import check_behaviors
-from mugrpo_jax.setup.devices import run_mesh
-from mugrpo_jax.setup.initial_model import run_model_tokenizer
+from mugrpo_jax.setup.devices import loading_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.published_policies import PublishedPolicies
 from mugrpo_jax.setup.run_setup import load_sampling_setup
 from mugrpo_jax.tasks import Task, load_task
@@ -56,9 +57,9 @@ def sample(
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         waiting = Waiting(wait_limit_s)
         _wait_for_trainer(run, waiting, stop, watch)
+        sign = resources.enter_context(SignOfLife(run))
         context = open_context(run, overrides, stop, resources)
-        with SignOfLife(run) as sign:
-            SamplerProcess(context, run, sign, waiting, watch=watch).work()
+        SamplerProcess(context, run, sign, waiting, watch=watch).work()
 
 
 def _wait_for_trainer(run: Path, waiting: Waiting, stop: StopRequest, watch: bool) -> None:
@@ -85,14 +86,15 @@ def open_context(
     run: Path, overrides: Sequence[str], stop: StopRequest, resources: contextlib.ExitStack
 ) -> SamplingContext:
     """Load model and task of a run as its trainer did; raise an error if config or data are others."""
-    alone = ["mesh.sampling_devices=0"]  # all devices of this process sample
-    config = configs.changed(read_config(run), [*alone, *overrides])
+    config = configs.changed(read_config(run), list(overrides))
     check_same_config(run, config)
+    use_compile_cache(config.compile_cache)
     task = load_task(config.task.name, **config.task.options)
     check_same_data(run, task.sources)
     task, _ = check_problems(config, task, run_model_tokenizer(config))
     check_reward(config, task)
-    check_behaviors(config, mesh := run_mesh(config))
+    mesh = loading_mesh(run_model_shape(config))  # of all devices; a sampler needs no other kind of mesh
+    check_behaviors(config, mesh)
     return sampling_context(run, config, task, mesh, stop, resources)
 
 
@@ -104,7 +106,9 @@ def sampling_context(
     devices = f"{setup.mesh.devices.flat[0].device_kind}-{setup.mesh.size}".replace(" ", "-").replace(
         "/", "-"
     )
-    setup = dataclasses.replace(setup, sampler_file=run / "samplers" / "slots" / f"{devices}.json")
+    slots = run / "samplers" / "slots"
+    make_folder(slots)
+    setup = dataclasses.replace(setup, sampler_file=slots / f"{devices}.json")
     resources.callback(setup.programs.close)
     return SamplingContext(setup, task, stop, resources)
 

@@ -16,6 +16,7 @@ from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import Waiting
 from mugrpo_jax.setup.devices import sampling_only_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.tasks import Task
 
 
@@ -24,7 +25,7 @@ class SamplerThread:
 
     def __init__(self, run: Path, config: RunConfig, task: Task, wait_limit_s: float) -> None:
         self._run, self._stop, self._resources = run, StopRequest(), contextlib.ExitStack()
-        mesh = sampling_only_mesh(config)
+        mesh = sampling_only_mesh(config, run_model_shape(config))
         self._context = sampling_context(run, config, task, mesh, self._stop, self._resources)
         self._waiting, self._device = Waiting(wait_limit_s), mesh.devices.flat[0]
         self._thread = ThreadPoolExecutor(1, "sampler")

@@ -28,9 +28,9 @@ def run_mesh(config: RunConfig) -> Mesh:
     return mesh
 
 
-def sampling_only_mesh(config: RunConfig) -> Mesh:
+def sampling_only_mesh(config: RunConfig, model: ModelConfig) -> Mesh:
     """Return a mesh of the devices that only sample (`mesh.sampling_devices`): the last ones."""
-    return make_mesh(data=-1, devices=jax.devices()[-config.mesh.sampling_devices :])
+    return loading_mesh(model, jax.devices()[-config.mesh.sampling_devices :])
 
 
 def _devices_but(count: int) -> Sequence[Any]:

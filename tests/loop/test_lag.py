@@ -49,6 +49,7 @@ def place(program_folder):
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # takes longer than these runs
         one = functools.partial(make_mesh, devices=jax.devices()[:1])  # compiles faster
         patch.setattr("mugrpo_jax.setup.devices.make_mesh", one)
+        patch.setattr("mugrpo_jax.loop.sampler_process.loading_mesh", lambda _: one())
         patch.setattr("mugrpo_jax.runs.waiting._LONGEST_PAUSE_S", 0.05)
         yield program_folder
 
