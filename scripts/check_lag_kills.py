@@ -4,10 +4,10 @@
                                       [--rounds 1] [--kills 4] [--seed 0] [--longest 300]
 
 The ways: `one` process, the commands `train --rollouts wait` and `sample` `apart`, and one process that
-`split`s its devices. Each lag is tried with µ = 1 and µ = 2. In a round, a random process is killed `--kills`
-times; each time the same command starts it again. Then the run may end. Weights and optimizer state, the
-journal without its times, and all rollouts must be bit-identical to those of the run without kills, and no
-committed rollout may be written again.
+`split`s its devices; `mixed` kills all processes and goes on in a random one of these ways. Each lag is tried
+with µ = 1 and µ = 2. In a round, a random process is killed `--kills` times; each time the same command starts
+it again. Then the run may end. Weights and optimizer state, the journal without its times, and all rollouts
+must be bit-identical to those of the run without kills, and no committed rollout may be written again.
 
 Prints a JSON line per round, and exits with 1 if anything differs. A round that takes longer than `--longest`
 seconds is stopped and counts as wrong.
@@ -31,11 +31,7 @@ from tiny_run import TINY_RUN
 REWARD = (
     "def short(text, problem):\n    return 1.0 / (1 + len(text))\n"  # so that every update has a gradient
 )
-SETTINGS = {
-    "one": [],
-    "apart": [],
-    "split": ["mesh.sampling_devices=1"],
-}
+WAYS = ("one", "apart", "split")
 
 
 def main() -> int:
@@ -65,10 +61,12 @@ def main() -> int:
                 ]
                 whole = Round(work, f"whole-{lag}-{updates}", "one", settings, 0)
                 whole.finish(time.monotonic() + arguments.longest)
+                writes = sum(progress(whole.folder)[:1]) + len(journal(whole.folder))
                 for way in arguments.ways.split(","):
                     for number in range(arguments.rounds):
                         name = f"{way}-{lag}-{updates}-{number}"
                         tried = Round(work, name, way, settings, arguments.samplers)
+                        tried.writes = writes
                         about = tried.kills(arguments.kills, chance, arguments.longest)
                         same = "error" not in about and ending(tried.folder) == ending(whole.folder)
                         wrong += not same or about["written_again"] > 0
@@ -83,30 +81,37 @@ class Round:
     def __init__(self, work: Path, name: str, way: str, settings: list[str], samplers: int) -> None:
         self.work, self.folder = work, work / name
         sizes = ["sampling.prompts_per_shard=1", "report.samples=0", "task.reward=lag_rewards:short"]
-        train = ["train", str(work / "run.yaml"), "--out", str(self.folder), *settings, *sizes]
-        limit = ["--wait-limit", "120"]
-        self.commands = [[*train, *SETTINGS[way]]]
-        if way == "apart":
-            self.commands = [[*train, "--rollouts", "wait", *limit]]
-            self.commands += [["sample", str(self.folder), "--watch", *limit]] * samplers
-        devices = 2 if way == "split" else 1
+        self.train = ["train", str(work / "run.yaml"), "--out", str(self.folder), *settings, *sizes]
+        self.mixed, self.samplers = way == "mixed", samplers
+        self.choose("apart" if self.mixed else way)
         self.environment = {
             **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {quick_programs.flags()}",
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(work / "cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONPATH": os.pathsep.join([str(work), os.environ.get("PYTHONPATH", "")]),
         }
-        self.prefixes: list[list[str]] = [[] for _ in self.commands]  # of the command lines
         self.running: list[subprocess.Popen[bytes]] = []
+        self.writes = 0  # of a whole run, about
+
+    def choose(self, way: str) -> None:
+        """Choose the way of the next start."""
+        limit = ["--wait-limit", "120"]
+        self.commands = [[*self.train, *(["mesh.sampling_devices=1"] if way == "split" else [])]]
+        if way == "apart":
+            self.commands = [[*self.train, "--rollouts", "wait", *limit]]
+            self.commands += [["sample", str(self.folder), "--watch", *limit]] * self.samplers
+        self.prefixes: list[list[str]] = [[] for _ in self.commands]  # of the command lines
+        devices = 2 if way == "split" else 1
+        self.flags = f"--xla_force_host_platform_device_count={devices} {quick_programs.flags()}"
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
         """Start the trainer (number 0) or a sampler."""
         program = "from mugrpo_jax.cli.main import program; program()"
         command = [*self.prefixes[number], sys.executable, "-c", program, *self.commands[number]]
         with (self.work / f"{self.folder.name}-{number}.txt").open("ab") as log:
-            return subprocess.Popen(command, env=self.environment, cwd=self.work, stdout=log, stderr=log)
+            environment = self.environment | {"XLA_FLAGS": self.flags}
+            return subprocess.Popen(command, env=environment, cwd=self.work, stdout=log, stderr=log)
 
     def finish(self, end: float) -> str | None:
         """Wait until all processes have ended; return what went wrong."""
@@ -128,30 +133,39 @@ class Round:
     def kills(self, count: int, chance: random.Random, longest: float) -> dict[str, Any]:
         """Kill random processes `count` times, then let the run end; return what happened.
 
-        A kill comes a random time after the run has written something, because the start of a process takes
-        much longer than all its stages. The random times are short compared with the rest of the run.
+        A kill comes when the run has written a random number of times, and a short random time later: the
+        start of a process takes much longer than all its stages.
         """
         begun = time.monotonic()
         end, killed, again, before = begun + longest, [], 0, committed(self.folder)
         self.running = [self.start(number) for number in range(len(self.commands))]
         for _ in range(count):
+            steps = chance.randint(1, 2 * self.writes // (count + 1))
             seen = progress(self.folder)
-            while progress(self.folder) == seen and self.running[0].poll() is None and time.monotonic() < end:
-                time.sleep(0.005)
-            time.sleep(chance.expovariate(1.0))
+            while steps and self.running[0].poll() is None and time.monotonic() < end:
+                time.sleep(0.002)
+                steps -= (now := progress(self.folder)) != seen
+                seen = now
+            time.sleep(chance.expovariate(10.0))
             alive = [number for number, process in enumerate(self.running) if process.poll() is None]
             if not alive or self.running[0].poll() == 0:
                 break
-            number = chance.choice(alive)
-            self.running[number].send_signal(signal.SIGKILL)
-            self.running[number].wait()
+            numbers = alive if self.mixed else [chance.choice(alive)]
+            for number in numbers:
+                self.running[number].send_signal(signal.SIGKILL)
+                self.running[number].wait()
             after = committed(self.folder)
             again += sum(after.get(path) != when for path, when in before.items())
             before = after
             killed.append(
                 f"{'trainer' if number == 0 else 'sampler'} after {updates_done(self.folder)} updates"
             )
-            self.running[number] = self.start(number)
+            if self.mixed:
+                self.choose(way := chance.choice(WAYS))
+                killed[-1] = f"all after {updates_done(self.folder)} updates, then {way}"
+                self.running = [self.start(number) for number in range(len(self.commands))]
+            else:
+                self.running[number] = self.start(number)
         error = self.finish(end)
         after = committed(self.folder)
         again += sum(after.get(path) != when for path, when in before.items())

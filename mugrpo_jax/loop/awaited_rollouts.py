@@ -24,17 +24,17 @@ def publish_policy(run: RunContext, waits: Waits, state: TrainState, cursor: Cur
     """
     needed = distributed.gather("needed", _missing(run, cursor.stage))[0]
     if needed and not cursor.update:
-        waits.policies.publish(state.params, cursor.stage)
+        run.policies.publish(state.params, cursor.stage)
     if waits.thread is not None:
         waits.thread.start()  # with what it needs for the stages ahead, also if this stage is complete
 
 
-def remove_policies(run: RunContext, waits: Waits) -> None:
+def remove_policies(run: RunContext) -> None:
     """Remove the published policies whose rollouts are complete."""
     if jax.process_index() == 0:
-        for stage in waits.policies.stages():
+        for stage in run.policies.stages():
             if not _missing(run, stage):
-                waits.policies.remove(stage)
+                run.policies.remove(stage)
 
 
 def _missing(run: RunContext, policy_stage: int) -> bool:

@@ -24,7 +24,6 @@ from mugrpo_jax.loop.run_context import RunContext
 from mugrpo_jax.loop.sampling_passes import prepare_next, sample_shards
 from mugrpo_jax.rollouts import DamagedRollouts, RolloutFolder, open_stage
 from mugrpo_jax.runs import progress
-from mugrpo_jax.setup.published_policies import PublishedPolicies
 from mugrpo_jax.tasks.scoring import STATUSES
 from mugrpo_jax.training import Cursor, TrainState
 
@@ -44,8 +43,7 @@ def generate_stage(run: RunContext, state: TrainState, stage: int, cursor: Curso
     for ahead in range(stage, min(stage + config.batch.lag + 1, config.stages.stop)):
         if ahead not in run.generated and (ahead == stage or not _still_sampled(run, ahead)):
             run.generated[ahead] = _whole_stage(run, state, ahead, cursor)
-    if run.waits is not None:
-        remove_policies(run, run.waits)
+    remove_policies(run)
     rollouts, manifest = run.generated.pop(stage)
     if not cursor.update and run.journal.find("stage", cursor.updates) is None:
         _record(run, manifest, stage, cursor)
@@ -57,14 +55,14 @@ def _still_sampled(run: RunContext, stage: int) -> bool:
     if run.waits is None:
         return False
     complete = (run.folder.stage_folder(stage) / "manifest.json").exists()
-    published = run.waits.policies.has(run.config.policy_stage(stage))
+    published = run.policies.has(run.config.policy_stage(stage))
     return distributed.gather("still sampled", not complete and published)[0]  # all hosts go the same way
 
 
 def _whole_stage(
     run: RunContext, state: TrainState, stage: int, cursor: Cursor
 ) -> tuple[RolloutFolder, dict[str, Any]]:
-    """Return the folder of a stage and its manifest; generate what is missing, if `state` is its policy.
+    """Return the folder of a stage and its manifest; generate what is missing, if its policy is there.
 
     If samplers of their own generate, wait for them instead.
     """
@@ -91,7 +89,8 @@ def _whole_stage(
 def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> dict[str, Any] | None:
     """Check all files of the stage; return its manifest, or None if shards must be generated.
 
-    Once the policy that generated its shards has been updated, it is gone, so a damaged shard is an error.
+    Once the policy that generated its shards has been updated, it is gone, unless it was published. If it is
+    gone, a damaged shard is an error.
     """
     gone = cursor.updates > rollouts.identity["policy_updates"] and not _published(run, rollouts)
     manifest, problem = None, None
@@ -121,16 +120,13 @@ def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) 
 
 
 def _published(run: RunContext, rollouts: RolloutFolder) -> bool:
-    if run.waits is None:
-        return False
-    return distributed.gather("published", run.waits.policies.has(rollouts.identity["policy_stage"]))[0]
+    """Return whether the policy that writes a stage is on disk, for samplers or from an earlier start."""
+    return distributed.gather("published", run.policies.has(rollouts.identity["policy_stage"]))[0]
 
 
 def _remedy(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> str:
     """Return what to do about a damaged shard whose policy has been updated since."""
-    wrote, version = rollouts.identity["policy_updates"], rollouts.identity["policy_stage"]
-    if PublishedPolicies(run.folder.folder, run.setup).has(version):
-        return "its policy is published, so continue with --rollouts wait and mugrpo sample"
+    wrote = rollouts.identity["policy_updates"]
     before = [step for step in run.checkpoints.steps() if step <= wrote]
     if not before:
         return (
@@ -146,8 +142,15 @@ def _remedy(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> str:
 def _generate(
     run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, cursor: Cursor
 ) -> dict[str, Any]:
-    """Generate the missing shards of this host; return the manifest once all hosts are done."""
-    assert cursor.updates == rollouts.identity["policy_updates"], "the state is not the policy of the stage"
+    """Generate the missing shards of this host; return the manifest once all hosts are done.
+
+    The policy is that of the state, or a published one if the run waited for samplers when it was killed.
+    """
+    params, wrote = state.params, rollouts.identity["policy_updates"]
+    if cursor.updates > wrote:
+        params = run.policies.load(rollouts.identity["policy_stage"])
+    else:
+        assert cursor.updates == wrote, "the state is not the policy of the stage"
     started = time.monotonic()
     mine = range(jax.process_index(), rollouts.shards, jax.process_count())
     missing = rollouts.missing_shards(mine)
@@ -155,7 +158,7 @@ def _generate(
     examples: dict[str, str] = {}
     # If any host has missing shards, every host must open a sampler, because the weights come from all hosts.
     if any(distributed.gather("missing", bool(missing))):
-        seconds, examples = sample_shards(run, state.params, rollouts, stage, missing)
+        seconds, examples = sample_shards(run, params, rollouts, stage, missing)
     run.stop.agree(any(distributed.gather("generated", run.stop.requested)))
     if run.stop.agreed:
         save_if_due(run, state, cursor)  # and leaves

@@ -50,13 +50,12 @@ from mugrpo_jax.tasks import load_task
 
 @dataclasses.dataclass
 class Waits:
-    """What a trainer needs that waits for the rollouts of samplers: the policies for them, and its patience.
+    """What a trainer needs that waits for the rollouts of samplers: `waiting` is its patience.
 
     `thread` is the sampler on other devices of this process, if there is one. `seconds` is how long the
     trainer waited for the rollouts of each stage.
     """
 
-    policies: PublishedPolicies
     waiting: Waiting
     thread: SamplerThread | None = None
     seconds: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -73,6 +72,7 @@ class RunContext(SamplingContext):
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
       generated: folder and manifest of each stage that is ready to train on, but was not trained on yet.
+      policies: the weights that are published for samplers.
       waits: how to wait for rollouts that samplers of their own write; None: this process generates them.
       step: computes one update; None before the first update.
       reference: model and weights of the reference policy, if they stay in memory.
@@ -87,6 +87,7 @@ class RunContext(SamplingContext):
     report: LiveReport
     time_left: TimeLeft
     start_times: StartTimes
+    policies: PublishedPolicies
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
     generated: dict[int, tuple[RolloutFolder, dict[str, Any]]] = dataclasses.field(default_factory=dict)
@@ -214,7 +215,7 @@ def open_run(
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.trainable)
         waits = None
         if wait_limit_s is not None:
-            waits = Waits(PublishedPolicies(path, setup), Waiting(wait_limit_s))
+            waits = Waits(Waiting(wait_limit_s))
             if config.mesh.sampling_devices:
                 waits.thread = SamplerThread(path, config, task, wait_limit_s)
                 resources.callback(waits.thread.close)
@@ -230,6 +231,7 @@ def open_run(
             report,
             time_left,
             start_times,
+            PublishedPolicies(path, setup),
             waits=waits,
         )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
