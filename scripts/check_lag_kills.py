@@ -5,9 +5,10 @@
 
 The ways: `one` process, the commands `train --rollouts wait` and `sample` `apart`, and one process that
 `split`s its devices; `mixed` kills all processes and goes on in a random one of these ways. Each lag is tried
-with µ = 1 and µ = 2. In a round, a random process is killed `--kills` times; each time the same command starts
-it again. Then the run may end. Weights and optimizer state, the journal without its times, and all rollouts
-must be bit-identical to those of the run without kills, and no committed rollout may be written again.
+with µ = 1 and µ = 2. In a round, a random process is killed `--kills` times; each time the same command
+starts it again. Then the run may end. Weights and optimizer state, the journal without its times, and all
+rollouts must be bit-identical to those of the run without kills, and no committed rollout may be written
+again.
 
 Prints a JSON line per round, and exits with 1 if anything differs. A round that takes longer than `--longest`
 seconds is stopped and counts as wrong.
