@@ -1,6 +1,6 @@
 """Measure what it saves to sample while training: one process against `train` and `sample` side by side.
 
-    python scripts/bench_overlap.py [--stages 8] [--lag 1] [--epochs 3] [--rounds 1] [--longest 900]
+    python scripts/bench_overlap.py [--stages 8] [--lag 1] [--epochs 1] [--rounds 1] [--longest 900]
 
 Each process is pinned to one processor (`taskset`). The run in one process samples and trains in turn on
 processor 0; side by side, the trainer has processor 0 and the sampler processor 1. `--epochs` repeats the
@@ -30,9 +30,9 @@ SIZES = [
     "evaluation.problems=0",
     "checkpoints.every=1000000",
     "sampling.max_response_tokens=56",
-    "sampling.slots=32",
+    "sampling.slots=4",
     "sampling.prompts_per_shard=4",
-    "batch.prompts_per_update=16",
+    "batch.prompts_per_update=8",
     "batch.responses_per_prompt=8",
     "batch.tokens_per_micro_batch=2048",
     "batch.length_multiple=64",
@@ -45,7 +45,7 @@ def main() -> int:
     )
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--lag", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--longest", type=float, default=900.0)
     arguments = parser.parse_args()

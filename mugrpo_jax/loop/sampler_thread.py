@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.loop.sampler_process import SamplerProcess, sampling_context
+from mugrpo_jax.loop.sampler_process import sampling_context
+from mugrpo_jax.loop.sampler_work import SamplerWork
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import Waiting
@@ -53,4 +54,4 @@ class SamplerThread:
             jax.default_device(self._device),
             SignOfLife(self._run) as sign,
         ):
-            SamplerProcess(self._context, self._run, sign, self._waiting, watch=True).work()
+            SamplerWork(self._context, self._run, sign, self._waiting, watch=True).work()
