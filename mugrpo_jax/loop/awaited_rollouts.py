@@ -12,7 +12,7 @@ from mugrpo_jax.loop.run_context import RunContext, Waits
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_folder import stage_folder
-from mugrpo_jax.runs.sampler_claims import signs_of_life
+from mugrpo_jax.runs.sampler_claims import remove_claims, signs_of_life
 from mugrpo_jax.setup.published_policies import served_stages
 from mugrpo_jax.training import Cursor, TrainState
 
@@ -30,11 +30,13 @@ def publish_policy(run: RunContext, waits: Waits, state: TrainState, cursor: Cur
 
 
 def remove_policies(run: RunContext) -> None:
-    """Remove the published policies whose rollouts are complete."""
+    """Remove the published policies whose rollouts are complete, and what killed samplers left of them."""
     if jax.process_index() == 0:
         for stage in run.policies.stages():
             if not _missing(run, stage):
                 run.policies.remove(stage)
+                for sampled in served_stages(run.config, stage):
+                    remove_claims(run.folder.folder, sampled)
 
 
 def _missing(run: RunContext, policy_stage: int) -> bool:

@@ -94,6 +94,16 @@ def refuse_samplers(run: Path) -> None:
             time.sleep(min(1.0, _DEAD_S / 10))
 
 
+def remove_claims(run: Path, stage: int) -> None:
+    """Remove all claims of a stage, because it is complete."""
+    with contextlib.suppress(OSError):
+        remove_folder(_claims_folder(run, stage))
+
+
+def _claims_folder(run: Path, stage: int) -> Path:
+    return run / "samplers" / "claims" / f"stage-{stage:03d}"
+
+
 class Claims:
     """The shards of one stage that this sampler works on, and those of others.
 
@@ -101,8 +111,8 @@ class Claims:
     """
 
     def __init__(self, sampler: SignOfLife, stage: int) -> None:
-        self._sampler = sampler
-        self.folder = sampler.folder / "claims" / f"stage-{stage:03d}"
+        self._sampler, self._stage = sampler, stage
+        self.folder = _claims_folder(sampler.folder.parent, stage)
         self._seen: dict[str, tuple[bytes | None, float]] = {}
         self._mine: set[str] = set()
 
@@ -137,8 +147,7 @@ class Claims:
     def remove(self) -> None:
         """Remove all claims, because the stage is complete."""
         self._mine.clear()
-        with contextlib.suppress(OSError):
-            remove_folder(self.folder)
+        remove_claims(self._sampler.folder.parent, self._stage)
 
     def _dead(self, content: bytes) -> bool:
         owner: dict[str, Any] = parse(content)
