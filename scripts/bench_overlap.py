@@ -1,14 +1,15 @@
 """Measure what it saves to sample while training: one process against `train` and `sample` side by side.
 
-    python scripts/bench_overlap.py [--stages 8] [--lag 1] [--epochs 1] [--rounds 1] [--longest 900]
+    python scripts/bench_overlap.py [--stages 8] [--lag 1] [--work 100000] [--rounds 1] [--longest 900]
 
 Each process is pinned to one processor (`taskset`). The run in one process samples and trains in turn on
-processor 0; side by side, the trainer has processor 0 and the sampler processor 1. `--epochs` repeats the
-updates on the same rollouts, to make the cost of training that of sampling. Programs are compiled beforehand.
+processor 0; side by side, the trainer has processor 0 and the sampler processor 1. `--work` is the length of
+a loop in the reward, which the sampler computes: it makes the cost of sampling that of training. The machine
+must be idle otherwise.
 
-Prints JSON lines: seconds of a run from its first shard to its last update, and how many of them were spent
-on sampling, updates and waiting; then the share of the time that is left, and whether both ends are
-bit-identical.
+Prints JSON lines: seconds of a run from its first to its last update, so without the time in which programs
+are loaded, and the seconds of sampling, updates and waiting; then the share of the time that is left, and
+whether both ends are bit-identical.
 """
 
 import argparse
@@ -19,9 +20,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from check_lag_kills import REWARD, Round, ending, journal
+from check_lag_kills import Round, ending, journal
 from tiny_run import TINY_RUN
 
+REWARD = """\
+def short(text, problem):
+    for _ in range({work}):  # the sampler also scores
+        pass
+    return 1.0 / (1 + len(text))
+"""
 SIZES = [
     "model.tiny.hidden_size=64",
     "model.tiny.num_layers=2",
@@ -30,12 +37,13 @@ SIZES = [
     "evaluation.problems=0",
     "checkpoints.every=1000000",
     "sampling.max_response_tokens=56",
-    "sampling.slots=4",
+    "sampling.slots=1",
     "sampling.prompts_per_shard=4",
     "batch.prompts_per_update=8",
     "batch.responses_per_prompt=8",
-    "batch.tokens_per_micro_batch=2048",
-    "batch.length_multiple=64",
+    "batch.tokens_per_micro_batch=512",
+    "batch.length_multiple=32",
+    "track_drift=false",
 ]
 
 
@@ -45,7 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--lag", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--work", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--longest", type=float, default=900.0)
     arguments = parser.parse_args()
@@ -53,12 +61,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "run.yaml").write_text(TINY_RUN)
-        (work / "lag_rewards.py").write_text(REWARD)
+        (work / "lag_rewards.py").write_text(REWARD.format(work=arguments.work))
         settings = [
             *SIZES,
             f"batch.lag={arguments.lag}",
-            f"batch.epochs_per_stage={arguments.epochs}",
-            f"batch.updates_per_stage={4 * arguments.epochs}",
+            "batch.updates_per_stage=4",
         ]
         for way in ("one", "apart"):  # compiles
             measured(work, f"first-{way}", way, [*settings, f"batch.stages={arguments.lag + 1}"], arguments)
@@ -83,13 +90,13 @@ def measured(
     records = journal(run.folder)
     updates = [record["seconds"] for record in records if record["kind"] == "update"]
     stages = [record["seconds"] for record in records if record["kind"] == "stage"]
-    begun = min(path.stat().st_mtime for path in run.folder.glob("rollouts/*/*.arrayrecord"))
+    first = next(number for number, record in enumerate(records) if record["kind"] == "update")
     about = {
         "way": way,
         "stages": len(stages),
-        "seconds": round((run.folder / "metrics.jsonl").stat().st_mtime - begun, 2),
+        "seconds": round(sum(record["seconds"]["elapsed"] for record in records[first + 1 :]), 2),
         "sampling": round(sum(s.get("generate", s.get("sampler/generate", 0.0)) for s in stages), 2),
-        "updating": round(sum(s["update"] for s in updates), 2),
+        "updating": round(sum(s["update"] for s in updates[1:]), 2),
         "trainer_waited": [round(s["wait"], 2) for s in stages if "wait" in s],
     }
     logs = [json.loads(line) for path in run.folder.glob("samplers/*.jsonl") for line in path.open()]
