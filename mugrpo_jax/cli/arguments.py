@@ -156,6 +156,17 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_wait_limit(parser: argparse.ArgumentParser) -> None:
+    """Add `--wait-limit`, how long a trainer and its samplers wait for each other."""
+    parser.add_argument(
+        "--wait-limit",
+        type=at_least(1),
+        default=600,
+        metavar="SECONDS",
+        help="longest wait for a sign of life of the other side, trainer or sampler (default: 600)",
+    )
+
+
 def add_sampling(parser: argparse.ArgumentParser, *, of_run: bool = False) -> None:
     """Add the arguments that set how responses are sampled; with `of_run`, a run has its own for all."""
     first = "as in the run, or " if of_run else ""

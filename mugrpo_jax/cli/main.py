@@ -23,6 +23,7 @@ from mugrpo_jax.cli import (
     rollouts,
     rollouts_export,
     rollouts_import,
+    sample,
     sft,
     train,
 )
@@ -31,7 +32,19 @@ from mugrpo_jax.training_packages import check_installed
 
 STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
 COMMANDS = (
-    *(init, config, train, sft, generate, evaluate, rollouts, rollouts_export, rollouts_import, replay),
+    *(
+        init,
+        config,
+        train,
+        sample,
+        sft,
+        generate,
+        evaluate,
+        rollouts,
+        rollouts_export,
+        rollouts_import,
+        replay,
+    ),
     *(export, report, plan),
 )
 

@@ -31,6 +31,13 @@ def add(commands: shared.Commands) -> None:
         metavar="UPDATES",
         help="go back to the kept checkpoint after this many updates; later checkpoints are moved away",
     )
+    parser.add_argument(
+        "--rollouts",
+        choices=("generate", "wait"),
+        default="generate",
+        help="wait: do not sample, but wait for the rollouts of `mugrpo sample` (default: generate)",
+    )
+    shared.add_wait_limit(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
             back_to=arguments.back_to,
             overwrite=arguments.overwrite,
             command=shared.without_dry_run(arguments),
+            wait_limit_s=arguments.wait_limit if arguments.rollouts == "wait" else None,
         )
 
 
@@ -54,6 +62,7 @@ def plan_and_train(
     command: str,
     back_to: int | None = None,
     overwrite: bool = False,
+    wait_limit_s: float | None = None,
 ) -> None:
     """Print the plan, check that the run fits into memory, then train; a dry run only prints and checks.
 
@@ -89,4 +98,11 @@ def plan_and_train(
         rest = f" except {unchecked}" if unchecked else ""
         progress.say(f"checked     everything{rest}; nothing was written\nstart       {command}")
         return
-    stages.train(config, folder, back_to=back_to, overwrite=overwrite, started=process_start())
+    stages.train(
+        config,
+        folder,
+        back_to=back_to,
+        overwrite=overwrite,
+        started=process_start(),
+        wait_limit_s=wait_limit_s,
+    )

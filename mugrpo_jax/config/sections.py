@@ -282,6 +282,12 @@ class MeshSection(Section):
     sampling_tensor: int = setting(
         1, "devices of a host that split the weights while sampling; each host samples its own share", least=1
     )
+    sampling_devices: int = setting(
+        0,
+        "devices that only sample while the others train, by the rule of batch.lag; only on one host; 0: all "
+        "devices sample, then all of them train",
+        least=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

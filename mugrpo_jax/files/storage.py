@@ -25,6 +25,8 @@ from mugrpo_jax.files.bucket import create_object, move_objects, object_names, p
 
 PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
 
+# In the names of temporary files: two processes that write the same file must not write into each other's.
+_PROCESS = secrets.token_hex(4)
 _T = TypeVar("_T")
 
 
@@ -84,6 +86,17 @@ def move_folder(folder: Path, target: Path) -> None:
         os.rename(folder, target)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all that is in it; nothing to do if it does not exist."""
+    if is_remote(folder):
+        with plain_errors():
+            if folder.exists():
+                cast(Any, folder).rmtree()
+        return
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
 def size(path: Path) -> int:
     """Return the number of bytes in a file."""
     stat: Any = path.stat()
@@ -96,7 +109,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if is_remote(path):
         _upload(path, data)
         return
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{_PROCESS}.tmp")
     temporary.write_bytes(data)
     flush(temporary)
     os.replace(temporary, path)
@@ -132,7 +145,7 @@ def create(path: Path, content: bytes) -> bool:
 
 def temporary_for(path: Path) -> Path:
     """Return a local path at which to write a file; `publish` then gives the file its name `path`."""
-    return scratch_folder() / f"{path.name}.tmp" if is_remote(path) else path.with_suffix(".tmp")
+    return scratch_folder() / f"{path.name}.tmp" if is_remote(path) else path.with_suffix(f".{_PROCESS}.tmp")
 
 
 def publish(temporary: Path, path: Path) -> None:

@@ -51,7 +51,7 @@ def compile_ahead(run: RunContext, step: UpdateStep, *, has_state: bool) -> None
 def _sampler_plan(run: RunContext, has_state: bool) -> SamplerPlan | None:
     """Return the plan of the sampler, or None if it is not known yet or the run has no sampler."""
     config, setup = run.config, run.setup
-    if config.replay.run is not None and not _evaluates(run):
+    if (config.replay.run is not None or run.waits is not None) and not _evaluates(run):
         return None
     if has_state or _on_cpu(run):
         plan = setup.sampler_plan
@@ -69,7 +69,7 @@ def _compile_sampler(run: RunContext, plan: SamplerPlan) -> None:
     if _on_cpu(run):  # which bucket is needed is certain only if there is only one
         prompts, reads = (buckets if len(buckets) == 1 else () for buckets in (prompts, reads))
     kinds = [config.evaluation.top_p < 1] if _evaluates(run) else []
-    kinds += [False] if config.replay.run is None else []
+    kinds += [False] if config.replay.run is None and run.waits is None else []
     compile_sampler_ahead(
         run.setup.programs,
         plan,

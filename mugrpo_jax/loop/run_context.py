@@ -7,7 +7,6 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +18,63 @@ from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
-from mugrpo_jax.loop.failed_rewards import run_scorer
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.preflight import check_problems, check_reward
+from mugrpo_jax.loop.sampler_thread import SamplerThread
+from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
-from mugrpo_jax.rollouts.conversations import Conversations
-from mugrpo_jax.rollouts.generate_rollouts import StageRequests
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.sampler_claims import refuse_samplers
 from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.trackers import check_trackers, open_trackers
+from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
 from mugrpo_jax.setup.auto_settings import Choice, choose_settings
 from mugrpo_jax.setup.behavior_policy import check_behaviors
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
+from mugrpo_jax.setup.published_policies import PublishedPolicies
 from mugrpo_jax.setup.reference_policy import check_reference
-from mugrpo_jax.setup.run_environment import check_environment, open_conversations
-from mugrpo_jax.setup.run_setup import RunSetup, load_run_model
+from mugrpo_jax.setup.run_environment import check_environment
+from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.stored_rollouts import behavior_names
-from mugrpo_jax.tasks import Scorer, Task, load_task
+from mugrpo_jax.tasks import load_task
 
 
 @dataclasses.dataclass
-class RunContext:
-    """The objects that all phases of an open run share.
+class Waits:
+    """What a trainer needs that waits for the rollouts of samplers: `waiting` is its patience.
+
+    `thread` is the sampler on other devices of this process, if there is one. `seconds` is how long the
+    trainer waited for the rollouts of each stage.
+    """
+
+    waiting: Waiting
+    thread: SamplerThread | None = None
+    seconds: dict[int, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class RunContext(SamplingContext):
+    """The objects that all phases of an open run share, beside those that sampling needs.
 
     Attributes:
       params: the initial weights to train; None once the training state contains them.
-      resources: closes files, threads and trackers at the end of the run.
       time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
       start_times: the time from the start of the command to the first token and the first update.
       pending: the updates whose metrics are not in the journal yet.
       saved: the number of updates at the newest checkpoint.
-      next_requests: ((stage, prompts), requests) for the next stage, made while this stage is optimised.
       generated: folder and manifest of each stage that is ready to train on, but was not trained on yet.
+      policies: the weights that are published for samplers.
+      waits: how to wait for rollouts that samplers of their own write; None: this process generates them.
       step: computes one update; None before the first update.
       reference: model and weights of the reference policy, if they stay in memory.
       reference_scorer: computes the log-probs of the reference policy; None before it is first needed.
@@ -68,29 +82,21 @@ class RunContext:
     """
 
     folder: RunFolder
-    setup: RunSetup
     params: Any
-    task: Task
     optimizer: Any
     checkpoints: training.CheckpointStore
-    stop: StopRequest
     report: LiveReport
-    resources: contextlib.ExitStack
     time_left: TimeLeft
     start_times: StartTimes
+    policies: PublishedPolicies
     pending: PendingMetrics = dataclasses.field(default_factory=lambda: PendingMetrics(lambda *_: None))
     saved: int = 0
-    next_requests: tuple[Any, StageRequests] | None = None
     generated: dict[int, tuple[RolloutFolder, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    waits: Waits | None = None
     step: training.UpdateStep | None = None
     reference: tuple[Any, Any] | None = None
     reference_scorer: training.ResponseScorer | None = None
     first_skip: tuple[int, float] | None = None
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.folder.config
 
     @property
     def journal(self) -> Journal:
@@ -119,27 +125,6 @@ class RunContext:
         return behavior_names(self.config)
 
     @functools.cached_property
-    def scorer(self) -> Scorer:
-        """The scorer of responses, which is started when it is first used."""
-        return self.resources.enter_context(run_scorer(self.config, self.task))
-
-    @functools.cached_property
-    def conversations(self) -> Conversations | None:
-        """Asks the environment, which is started when it is first used; None if the run has none."""
-        memory = self.config.task.scorer_memory_mb
-        found = open_conversations(self.config.environment, self.setup.tokenizer, memory)
-        if found is not None:
-            self.resources.enter_context(found.environment)
-        return found
-
-    @functools.cached_property
-    def request_thread(self) -> ThreadPoolExecutor:
-        """The thread that prepares the sampling requests of the next stage while this one is trained on."""
-        thread = ThreadPoolExecutor(1, "requests")
-        self.resources.callback(thread.shutdown, cancel_futures=True)
-        return thread
-
-    @functools.cached_property
     def _vote(self) -> distributed.Vote | None:
         return None if jax.process_count() == 1 else distributed.Vote(self.setup.mesh)
 
@@ -156,14 +141,18 @@ def open_run(
     back_to: int | None = None,
     overwrite: bool = False,
     started: float | None = None,
+    wait_limit_s: float | None = None,
 ) -> Iterator[RunContext]:
     """Load the model and the task, and open the run's folder; leaving the context closes everything.
 
     With `back_to`, the checkpoints after so many updates are moved away, so that the run goes back to there.
     With `overwrite`, a run in the folder that cannot continue with this config is moved aside. `started` is
-    when the user's command started, on the clock of `time.monotonic`; None: now.
+    when the user's command started, on the clock of `time.monotonic`; None: now. With `wait_limit_s`, other
+    processes write the rollouts, and the run waits so many seconds for a sign of life of them.
     """
     start_times = StartTimes(time.monotonic() if started is None else started)
+    if config.mesh.sampling_devices and config.replay.run is None and wait_limit_s is None:
+        wait_limit_s = WAIT_LIMIT_S
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
@@ -171,6 +160,8 @@ def open_run(
             if not overwrite:
                 check_config(path, config)
             check_trackers(config, path)
+            if wait_limit_s is not None and config.replay.run is not None:
+                raise ConfigError("--rollouts wait: a replay has its rollouts already; leave this option out")
             if config.replay.run is not None:
                 replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
@@ -195,6 +186,8 @@ def open_run(
             if overwrite and jax.process_index() == 0:
                 set_aside(path, config, task.sources)
         folder = _open_folder(path, config, resources)
+        if wait_limit_s is None and jax.process_index() == 0:
+            refuse_samplers(path)
         with distributed.together("data"):
             if choices and jax.process_index() == 0:
                 text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)
@@ -223,18 +216,26 @@ def open_run(
             resources.callback(tracker.close)
         resources.callback(checkpoints.close)
         optimizer = training.make_optimizer(config.optimizer, config.total_updates, setup.trainable)
+        waits = None
+        if wait_limit_s is not None:
+            waits = Waits(Waiting(wait_limit_s))
+            if config.mesh.sampling_devices:
+                waits.thread = SamplerThread(path, config, task, wait_limit_s)
+                resources.callback(waits.thread.close)
         run = RunContext(
-            folder,
             setup,
-            params,
             task,
+            stop,
+            resources,
+            folder,
+            params,
             optimizer,
             checkpoints,
-            stop,
             report,
-            resources,
             time_left,
             start_times,
+            PublishedPolicies(path, setup),
+            waits=waits,
         )
         del params  # this frame lives as long as the run and must not keep the initial weights in memory
         with jax.set_mesh(setup.mesh):

@@ -8,14 +8,15 @@ behaviors that are the same policy give the responses of one.
 
 import collections
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mugrpo_jax import distributed
 from mugrpo_jax.compiling.compile_clock import compile_clock
 from mugrpo_jax.config.behaviors import CURRENT, Behavior, assign
 from mugrpo_jax.loop.failed_rewards import answer_reader
-from mugrpo_jax.loop.run_context import RunContext
+from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.rollouts.generate_rollouts import (
@@ -26,15 +27,17 @@ from mugrpo_jax.rollouts.generate_rollouts import (
 )
 from mugrpo_jax.rollouts.shard_writer import ShardFolder
 from mugrpo_jax.runs import progress
-from mugrpo_jax.sampling import Sampler
+from mugrpo_jax.sampling import Request, Sampler
 from mugrpo_jax.setup.sizes import rollout_settings
-from mugrpo_jax.training import TrainState
+from mugrpo_jax.tasks import Problem
 
 Seconds = dict[str, float]
 
+_SHARDS_AT_ONCE = 8
+
 
 def sample_shards(
-    run: RunContext, state: TrainState, rollouts: RolloutFolder, stage: int, shards: Sequence[int]
+    run: SamplingContext, params: Any, rollouts: RolloutFolder, stage: int, shards: Sequence[int]
 ) -> tuple[Seconds, dict[str, str]]:
     """Sample, score and write some shards. All hosts call this together, each with its own shards.
 
@@ -43,7 +46,7 @@ def sample_shards(
     """
     sources = _sources(run)
     if len(sources) == 1:
-        return _sample(run, state, rollouts, stage, shards, sources[0])
+        return _sample(run, params, rollouts, stage, shards, sources[0])
     parts = [PartFolder(number, source, rollouts) for number, source in enumerate(sources)]
     found: list[Seconds] = []
     examples: dict[str, str] = {}
@@ -52,7 +55,7 @@ def sample_shards(
         missing = part.missing_shards(some)
         if not any(distributed.gather("part", bool(missing))):
             continue
-        seconds, failed = _sample(run, state, part, stage, missing, part.source)
+        seconds, failed = _sample(run, params, part, stage, missing, part.source)
         found.append(seconds)
         examples = failed | examples
         if any(distributed.gather("sampled", run.stop.requested)):
@@ -66,7 +69,35 @@ def sample_shards(
     return _add(found), examples
 
 
-def prepare_next(run: RunContext, rollouts: RolloutFolder, stage: int, shards: Sequence[int]) -> None:
+def sample_claimed(
+    run: SamplingContext, params: Any, rollouts: RolloutFolder, stage: int, claimed: Iterator[int]
+) -> tuple[Seconds, dict[str, str]]:
+    """Sample, score and write the shards of `claimed`, an iterator that claims a shard when it is asked.
+
+    It is asked when the sampler has room for more requests. So samplers share a stage by how fast they are.
+    With several models, a few shards are claimed at once, because each pass needs all of them.
+    """
+    sources = _sources(run)
+    if len(sources) > 1:
+        return sample_shards(run, params, rollouts, stage, list(itertools.islice(claimed, _SHARDS_AT_ONCE)))
+    problems: dict[int, Problem] = {}
+
+    def requests() -> Iterator[Request]:
+        for shard in claimed:
+            part = _requests(run, stage, rollouts.shard_prompts(shard), sources[0])
+            for request in part.requests:
+                problems[request.index] = part.problems[request.index]
+                yield request
+
+    left = [
+        i for s in range(rollouts.shards) if not rollouts.path(s).exists() for i in rollouts.shard_prompts(s)
+    ]
+    total = len(left) * run.config.batch.responses_per_prompt  # others may write some of them
+    made = StageRequests(requests(), problems)
+    return _write(run, params, rollouts, stage, made, sources[0], total)
+
+
+def prepare_next(run: SamplingContext, rollouts: RolloutFolder, stage: int, shards: Sequence[int]) -> None:
     """Start to make the requests of the next stage, which has the same size, if there is only one pass."""
     sources = _sources(run)
     if len(sources) == 1:
@@ -75,17 +106,30 @@ def prepare_next(run: RunContext, rollouts: RolloutFolder, stage: int, shards: S
 
 
 def _sample(
-    run: RunContext, state: TrainState, folder: ShardFolder, stage: int, shards: Sequence[int], source: str
+    run: SamplingContext, params: Any, folder: ShardFolder, stage: int, shards: Sequence[int], source: str
 ) -> tuple[Seconds, dict[str, str]]:
     """Sample the responses of one source, then free the memory of the sampler."""
     key = stage, _prompts(folder, shards)
     ahead, run.next_requests = run.next_requests, None
     requests = ahead[1] if ahead is not None and ahead[0] == key else _requests(run, *key, source)
+    total = sum(len(_behaviors(run, source, i)) for i in key[1])
+    return _write(run, params, folder, stage, requests, source, total)
+
+
+def _write(
+    run: SamplingContext,
+    params: Any,
+    folder: ShardFolder,
+    stage: int,
+    requests: StageRequests,
+    source: str,
+    total: int,
+) -> tuple[Seconds, dict[str, str]]:
     wanted = functools.partial(_behaviors, run, source)
     by = "" if source == CURRENT else f" with {source}"
     with (
-        _sampler(run, state, source) as sampler,
-        progress.bar(sum(len(wanted(i)) for i in key[1]), f"stage {stage}: generate{by}", "resp") as bar,
+        _sampler(run, params, source) as sampler,
+        progress.bar(total, f"stage {stage}: generate{by}", "resp") as bar,
     ):
         compiled = compile_clock().seconds
         seconds, examples = write_shards(
@@ -103,20 +147,20 @@ def _sample(
     return seconds | {"compile": compile_clock().seconds - compiled}, examples
 
 
-def _sampler(run: RunContext, state: TrainState, source: str) -> Sampler:
-    return run.setup.sampler(state.params) if source == CURRENT else run.setup.behavior_sampler(source)
+def _sampler(run: SamplingContext, params: Any, source: str) -> Sampler:
+    return run.setup.sampler(params) if source == CURRENT else run.setup.behavior_sampler(source)
 
 
-def _sources(run: RunContext) -> tuple[str, ...]:
+def _sources(run: SamplingContext) -> tuple[str, ...]:
     """Return the models that write responses, each once, in the order of their behaviors."""
     return tuple(dict.fromkeys(behavior.source for behavior in run.config.sampling.all_behaviors))
 
 
-def _assigned(run: RunContext, prompt: int) -> list[Behavior]:
+def _assigned(run: SamplingContext, prompt: int) -> list[Behavior]:
     return assign(run.config.sampling.all_behaviors, prompt, run.config.batch.responses_per_prompt)
 
 
-def _behaviors(run: RunContext, source: str, prompt: int) -> Mapping[int, str]:
+def _behaviors(run: SamplingContext, source: str, prompt: int) -> Mapping[int, str]:
     """Return the sample numbers of a prompt that a source writes, with the names of their behaviors."""
     assigned = enumerate(_assigned(run, prompt))
     return {number: behavior.name for number, behavior in assigned if behavior.source == source}
@@ -126,7 +170,7 @@ def _prompts(folder: ShardFolder, shards: Sequence[int]) -> tuple[int, ...]:
     return tuple(i for shard in shards for i in folder.shard_prompts(shard))
 
 
-def _requests(run: RunContext, stage: int, prompts: Sequence[int], source: str) -> StageRequests:
+def _requests(run: SamplingContext, stage: int, prompts: Sequence[int], source: str) -> StageRequests:
     """Return requests for some prompts of a stage. The training data continues where the last stage ended."""
     first = stage * run.config.prompts_per_stage
 

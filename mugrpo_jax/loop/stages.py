@@ -40,14 +40,23 @@ def train(
     back_to: int | None = None,
     overwrite: bool = False,
     started: float | None = None,
+    wait_limit_s: float | None = None,
 ) -> Path:
     """Start or resume the run that `config` describes; return the folder of the run.
 
     With `back_to`, a run goes back to its checkpoint after so many updates. With `overwrite`, a run in the
     folder that cannot continue with this config is moved to a folder beside it. `started` is when the user's
-    command started, on the clock of `time.monotonic`; None: now.
+    command started, on the clock of `time.monotonic`; None: now. With `wait_limit_s`, samplers of their own
+    (`loop.sampler_process`) write the rollouts, and the run waits so many seconds for a sign of life of them.
     """
-    with open_run(config, folder, back_to=back_to, overwrite=overwrite, started=started) as run:
+    with open_run(
+        config,
+        folder,
+        back_to=back_to,
+        overwrite=overwrite,
+        started=started,
+        wait_limit_s=wait_limit_s,
+    ) as run:
         step = check_loss(run)
         check_reference_weights(run)
         compile_ahead(run, step, has_state=False)

@@ -22,6 +22,7 @@ from mugrpo_jax.report.colors import nth_color, ramp
 from mugrpo_jax.report.panel_data import MOST_STAGES, Bars, Panel, drawn_stages, spread, time_unit
 from mugrpo_jax.report.run_history import History, names
 from mugrpo_jax.report.run_summary import stage_table
+from mugrpo_jax.report.sampler_log import sampler_facts
 from mugrpo_jax.report.samples import page_samples
 from mugrpo_jax.report.staleness_advice import advice
 from mugrpo_jax.report.step_signal_panels import signal_table
@@ -154,6 +155,8 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "µ × stages": f"{run.config.batch.updates_per_stage} × {run.config.batch.stages}",
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }
+    if samplers := sampler_facts(run.folder):
+        facts["samplers"] = samplers
     if run.losses:
         facts["lost records"] = "; ".join(run.losses)
     return {"name": name, "color": color, "facts": facts, "stages": _stage_rows(run)}

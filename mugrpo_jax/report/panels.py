@@ -29,6 +29,7 @@ from mugrpo_jax.report.panel_data import (
 )
 from mugrpo_jax.report.reward_panels import rewards
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.sampler_log import sampling_seconds
 from mugrpo_jax.report.stacked_bars import finish_reasons, time_spent
 from mugrpo_jax.report.step_signal_panels import drift, gradient_cosine
 from mugrpo_jax.report.trigger_panels import abandoned, mean_ratio_negative, pull_behind_trigger
@@ -181,8 +182,10 @@ def throughput(runs: Sequence[History]) -> Panel:
         updates = run.values("tokens") / np.maximum(run.values("seconds/update"), 1e-9)
         x, y, *_ = reduce(run.values("updates"), updates, run_bins(run))
         lines.append(Line(i, "update", x, y))
-        made = [record for record in run.generations if record["seconds"].get("generate")]
-        rates = [record.get("response_tokens", np.nan) / record["seconds"]["generate"] for record in made]
+        made = [record for record in run.generations if sampling_seconds(record).get("generate")]
+        rates = [
+            record.get("response_tokens", np.nan) / sampling_seconds(record)["generate"] for record in made
+        ]
         place = [record["updates"] for record in made]
         lines.append(Line(i, "generation", np.array(place, float), np.array(rates, float), style="points"))
     note = "The times include scoring and compilation."
@@ -196,7 +199,9 @@ def slot_occupancy(runs: Sequence[History]) -> Panel:
             i,
             "slots busy",
             np.array([record["stage"] for record in run.generations], float),
-            np.array([record["seconds"].get("occupancy", np.nan) for record in run.generations], float),
+            np.array(
+                [sampling_seconds(record).get("occupancy", np.nan) for record in run.generations], float
+            ),
             style="points",
         )
         for i, run in enumerate(runs)

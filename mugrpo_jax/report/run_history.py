@@ -13,6 +13,7 @@ import numpy as np
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import absolute, to_path
+from mugrpo_jax.report.sampler_log import sampling_seconds
 from mugrpo_jax.runs.journal import journal_losses, read_journal
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.runs.start_times import recorded_start
@@ -29,6 +30,7 @@ PHASES = (
     "warm start",
     "generation",
     "scoring",
+    "waiting",
     "reference",
     "update",
     "evaluation",
@@ -48,6 +50,7 @@ class StageFigures:
       vetoed: share of vetoed tokens, mean over the stage's updates; NaN without a veto.
       ess: effective sample size as a share of tokens, at the stage's last update.
       generate_seconds: seconds of generation and scoring; 0 if the stage was replayed.
+      wait_seconds: seconds that the trainer waited for samplers of their own; 0 without them.
       accuracy: held-out accuracy after the stage.
     """
 
@@ -58,6 +61,7 @@ class StageFigures:
     vetoed: float
     ess: float
     generate_seconds: float
+    wait_seconds: float
     update_seconds: float
     accuracy: float
 
@@ -166,7 +170,8 @@ class History:
             if self.has_veto
             else math.nan,
             ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
-            generate_seconds=0.0 if generated is None else generated["seconds"].get("generate", 0.0),
+            generate_seconds=0.0 if generated is None else sampling_seconds(generated).get("generate", 0.0),
+            wait_seconds=0.0 if generated is None else generated["seconds"].get("wait", 0.0),
             update_seconds=sum(record["seconds"].get("update", 0.0) for record in updates),
             accuracy=accuracy[-1] if accuracy else math.nan,
         )
@@ -261,8 +266,8 @@ def _phase_seconds(kind: str, seconds: dict[str, float]) -> dict[str, float]:
         phase, spent = "reference", seconds.get("reference", 0.0)
     else:
         phase, spent = "warm start" if kind == "warm_start" else "update", seconds.get("update", 0.0)
-    scoring = seconds.get("score_wait", 0.0)
-    return {phase: max(spent - compiling, 0.0), "scoring": scoring, "compiling": min(compiling, spent)}
+    others = {"scoring": seconds.get("score_wait", 0.0), "waiting": seconds.get("wait", 0.0)}
+    return {phase: max(spent - compiling, 0.0), "compiling": min(compiling, spent), **others}
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def stage_table(run: History) -> list[list[str]]:
     stages = run.stages()
     shares = {"clipped": [stage.clipped for stage in stages], "vetoed": [stage.vetoed for stage in stages]}
     shares = {name: values for name, values in shares.items() if not all(map(math.isnan, values))}
-    header = ["stage", "updates", "reward", *shares, "ESS at its end", "generate s", "update s", "accuracy"]
+    waits = ["wait s"] if any(stage.wait_seconds for stage in stages) else []
+    times = ["generate s", *waits, "update s"]
+    header = ["stage", "updates", "reward", *shares, "ESS at its end", *times, "accuracy"]
     rows = [
         [
             str(stage.stage),
@@ -65,6 +67,7 @@ def stage_table(run: History) -> list[list[str]]:
             *(_percent(values[i]) for values in shares.values()),
             _number(stage.ess),
             f"{stage.generate_seconds:.1f}",
+            *([f"{stage.wait_seconds:.1f}"] if waits else []),
             f"{stage.update_seconds:.1f}",
             _number(stage.accuracy),
         ]

@@ -45,8 +45,9 @@ def time_spent(runs: Sequence[History]) -> Bars:
         return {phase: sum(run.phases[stage].get(phase, 0.0) for stage in stages) for phase in PHASES}
 
     note = (
-        "Scoring: time that generation waited for scores. Compiling: programs for sampling, updates and "
-        "evaluations. Switching: everything between the phases, such as building the sampler, checkpoints "
+        "Scoring: time that generation waited for scores. Waiting: time that updates waited for samplers of "
+        "their own. Compiling: programs for sampling, updates and evaluations. "
+        "Switching: everything between the phases, such as building the sampler, checkpoints "
         "and this report."
     )
     bars = _bars(runs, seconds, "Time", "seconds", note=note, stages=lambda run: list(run.phases))

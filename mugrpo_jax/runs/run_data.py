@@ -30,6 +30,15 @@ def check_data(run: Path, sources: Mapping[str, str]) -> None:
         )
 
 
+def check_same_data(run: Path, sources: Mapping[str, str]) -> None:
+    """Raise an error that names the file if a sampler has other problems than its run."""
+    stored = run / "data.json"
+    before = read_json_object(stored) if stored.exists() else {}
+    for name, digest in sources.items():
+        if before.get(name) != digest:
+            raise ConfigError(f"{name}: its problems are not those of the run in {run}; copy them from there")
+
+
 def changed_data(run: Path, sources: Mapping[str, str]) -> list[str]:
     """Return the names of the sources whose problems differ from those that a run with work started with."""
     stored = run / "data.json"

@@ -87,6 +87,15 @@ def check_config(folder: Path, config: RunConfig) -> None:
         )
 
 
+def check_same_config(folder: Path, config: RunConfig) -> None:
+    """Raise an error with the differing keys if a sampler's config is not that of its run."""
+    if differing := _differing(folder / "config.yaml", config):
+        raise ConfigError(
+            f"{folder / 'config.yaml'}: the rollouts of this run depend on {'; '.join(differing)}; leave "
+            "these overrides out"
+        )
+
+
 def differences(folder: Path, config: RunConfig) -> list[str]:
     """Return the keys in which the config of the run in the folder differs, if anything depends on them.
 

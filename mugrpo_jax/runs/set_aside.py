@@ -9,6 +9,7 @@ from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import changed_data
 from mugrpo_jax.runs.run_folder import differences
 from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.sampler_claims import refuse_samplers
 
 
 def reason_to_move(folder: Path, config: RunConfig, sources: Mapping[str, str]) -> str | None:
@@ -29,6 +30,7 @@ def set_aside(folder: Path, config: RunConfig, sources: Mapping[str, str]) -> No
         raise ConfigError(f"--overwrite: {folder} holds the rollouts to replay; use another --out")
     target = place_beside(folder)
     with RunLock(folder):  # nobody else trains there
+        refuse_samplers(folder)
         move_folder(folder, target)
     (target / "lock.json").unlink(missing_ok=True)  # ours, which moved with the folder
     progress.say(f"{folder}: the run that was here is now in {target}, because of --overwrite: {reason}")

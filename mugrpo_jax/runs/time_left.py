@@ -28,6 +28,7 @@ class TimeLeft:
         self._evaluated = self._done
         self._updates: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._latest: dict[str, float] = {}
+        self._waits = False  # for samplers of their own, at every stage
         for record in records:
             self.write(record)
 
@@ -37,6 +38,8 @@ class TimeLeft:
         compiled = seconds.get("compile", 0.0)
         if kind == "update" and "update" in seconds:
             self._updates.append(max(seconds["update"] - compiled, 0.0))
+        elif kind == "stage" and "wait" in seconds:
+            self._waits, self._latest[kind] = True, seconds["wait"]
         elif _PARTS.get(kind) in seconds:
             self._latest[kind] = max(seconds[_PARTS[kind]] - compiled, 0.0)
         if kind == "stage":
@@ -55,7 +58,8 @@ class TimeLeft:
         stages = self._config.stages
         unstarted = stages.stop - 1 - self._started
         left = {
-            "stage": max(unstarted - self._config.batch.lag, 0),  # so many stages are generated ahead
+            # With a lag, some stages are generated ahead.
+            "stage": unstarted if self._waits else max(unstarted - self._config.batch.lag, 0),
             "reference": unstarted,
             "evaluation": self._evaluations(),
         }

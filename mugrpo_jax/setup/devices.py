@@ -19,10 +19,33 @@ from mugrpo_jax.setup.lora import merged_params
 
 
 def run_mesh(config: RunConfig) -> Mesh:
-    """Return a mesh of all devices, with the shape that the config gives."""
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    """Return a mesh of all devices that train, with the shape that the config gives."""
+    sizes: dict[str, Any] = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
+    if count := config.mesh.sampling_devices:
+        sizes["devices"] = _devices_but(count)
+    mesh = make_mesh(**sizes)
     _check_attention(config, mesh)
     return mesh
+
+
+def sampling_only_mesh(config: RunConfig, model: ModelConfig) -> Mesh:
+    """Return a mesh of the devices that only sample (`mesh.sampling_devices`): the last ones."""
+    return loading_mesh(model, jax.devices()[-config.mesh.sampling_devices :])
+
+
+def _devices_but(count: int) -> Sequence[Any]:
+    """Return the devices that train, if `count` of them only sample."""
+    devices = jax.devices()
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "mesh.sampling_devices: only on one host; on several, start mugrpo sample on its own"
+        )
+    if count >= len(devices):
+        raise ConfigError(
+            f"mesh.sampling_devices: {count} of the {len(devices)} devices here leave none to train; use at "
+            f"most {len(devices) - 1}"
+        )
+    return devices[:-count]
 
 
 def _check_attention(config: RunConfig, mesh: Mesh) -> None:

@@ -11,14 +11,14 @@ from jax.sharding import Mesh
 
 from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, Tokenizer, random_params
+from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, Tokenizer, check_mesh, random_params
 from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.behavior_policy import load_behavior, other_sources
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
-from mugrpo_jax.setup.initial_model import initial_model, run_model_shape
+from mugrpo_jax.setup.initial_model import initial_model, run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
 from mugrpo_jax.setup.run_environment import turn_ends
 from mugrpo_jax.setup.sampler_record import recorded_sampler_plan
@@ -136,3 +136,20 @@ def load_run_model(config: RunConfig) -> tuple[RunSetup, Any]:
     base = BaseWeights(trainable, loaded.params, mesh)
     params = random_params(trainable, seed=config.seed, mesh=mesh)
     return RunSetup(config, loaded.model, loaded.tokenizer, mesh, base=base), params
+
+
+def load_sampling_setup(config: RunConfig, mesh: Mesh) -> RunSetup:
+    """Return the setup of a sampler of its own on a mesh. It gets the weights from its trainer.
+
+    Only with LoRA weights are loaded here: the frozen ones.
+    """
+    shape = run_model_shape(config)
+    config, _ = choose_settings(config, shape, mesh)
+    model = Decoder(shape)
+    check_mesh(shape, mesh)
+    trainable = trainable_model(config, model)
+    if not isinstance(trainable, LoraDecoder):
+        return RunSetup(config, model, run_model_tokenizer(config), mesh)
+    loaded = load_base(config, mesh)
+    base = BaseWeights(trainable, loaded.params, mesh)
+    return RunSetup(config, loaded.model, loaded.tokenizer, mesh, base=base)

@@ -1,9 +1,11 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
-import dataclasses
 import functools
+import itertools
 import json
+import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from mugrpo_jax import report, rollouts, training
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop.resume import resume
 from mugrpo_jax.loop.run_context import open_run
+from mugrpo_jax.loop.sampler_process import sample
 from mugrpo_jax.loop.sampling_passes import sample_shards
 from mugrpo_jax.loop.stages import train
 from mugrpo_jax.loop.update_phase import optimise
@@ -22,7 +25,10 @@ from mugrpo_jax.models.sharding import make_mesh
 from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
+from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
 
@@ -44,6 +50,8 @@ def place(program_folder):
         patch.setattr(LiveReport, "_draw", lambda self, **_: None)  # takes longer than these runs
         one = functools.partial(make_mesh, devices=jax.devices()[:1])  # compiles faster
         patch.setattr("mugrpo_jax.setup.devices.make_mesh", one)
+        patch.setattr("mugrpo_jax.loop.sampler_process.loading_mesh", lambda _: one())
+        patch.setattr("mugrpo_jax.runs.waiting._LONGEST_PAUSE_S", 0.05)
         yield program_folder
 
 
@@ -57,9 +65,13 @@ def weights(folder):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(trained_model(folder, last).params))]
 
 
-def records(folder, kind):
+def raw(folder, kind):
     found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in found if record["kind"] == kind]
+    return [record for record in found if record["kind"] == kind]
+
+
+def records(folder, kind):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in raw(folder, kind)]
 
 
 def stored(folder):
@@ -82,7 +94,7 @@ def by_schedule(config, folder):
             names = {"fingerprint": "by hand", "stage": stage, "policy_updates": 0}
             path = run.folder.stage_folder(stage)
             made = RolloutFolder(path, names, config.prompts_per_stage, config.sampling.prompts_per_shard)
-            sample_shards(run, dataclasses.replace(state, params=place), made, stage, range(made.shards))
+            sample_shards(run, place, made, stage, range(made.shards))
             made.commit()
             state = training.start_stage(state)
             *_, (state, cursor) = optimise(run, state, stage, made, None, cursor)
@@ -126,7 +138,7 @@ class Killed(Exception):
     """Raised in place of a kill."""
 
 
-def killed(owner, name, count, config, folder, *, after=False):
+def killed(owner, name, count, config, folder, *, after=False, **settings):
     """Train until the `count`-th call of a function, which ends the run."""
     original, calls = getattr(owner, name), Counter()
 
@@ -140,7 +152,7 @@ def killed(owner, name, count, config, folder, *, after=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, wrapped)
         with pytest.raises(Killed):
-            train(config, folder)
+            train(config, folder, **settings)
 
 
 def committed(folder):
@@ -196,3 +208,91 @@ def test_the_report_has_the_lag_and_the_times_of_the_stages(whole):
 def test_a_lag_as_long_as_the_run_is_refused(place):
     with pytest.raises(ConfigError, match=r"batch.lag: 3 is not below batch.stages=3, .*use at most 2"):
         load(place, 3, 1, 3)
+
+
+def same_end(folder, whole):
+    assert all((a == b).all() for a, b in zip(weights(folder), weights(whole), strict=True))
+    assert stored(folder) == stored(whole)
+    for kind in ("stage", "update"):
+        assert records(folder, kind) == records(whole, kind)
+
+
+@pytest.fixture(scope="module")
+def apart(place, whole):
+    """The same run in one process that splits its devices, and after a kill by a trainer and two samplers.
+
+    Threads stand for the processes of the samplers.
+    """
+    config, folder = whole[0], place / "apart"
+    with pytest.MonkeyPatch.context() as patch:
+        local = jax.devices()[:2]
+        patch.setattr(jax, "devices", lambda: local)
+        killed(UpdateStep, "__call__", 2, configs.changed(config, ["mesh.sampling_devices=1"]), folder)
+        with pytest.raises(
+            ConfigError, match="sampling_devices: 2 of the 2 devices here leave none to train"
+        ):
+            run_mesh(configs.changed(config, ["mesh.sampling_devices=2"]))
+    made = committed(folder)
+    assert len(made) >= 2  # stage 0
+    with ThreadPoolExecutor(2) as threads:
+        working = [threads.submit(sample, folder, wait_limit_s=60) for _ in range(2)]
+        train(config, folder, wait_limit_s=60)
+        assert [sampler.result() for sampler in working] == [None, None]
+    assert made.items() <= committed(folder).items()  # nothing was sampled twice
+    return folder
+
+
+def test_split_devices_and_two_samplers_with_a_trainer_end_like_one_process(whole, apart):
+    same_end(apart, whole[1])
+    assert list((apart / "policies").iterdir()) == [] == list((apart / "samplers").glob("claims/*"))
+    done = [
+        json.loads(line) for log in apart.glob("samplers/*.jsonl") for line in log.read_text().splitlines()
+    ]
+    shards = Counter((record["stage"], shard) for record in done for shard in record["shards"])
+    assert shards == dict.fromkeys(itertools.product(range(4), range(2)), 1)
+    assert sum(record["seconds"].get("wait/policy", 0.0) for record in done) > 0
+    run = report.read_run(apart)
+    assert run.stages()[0].wait_seconds > 0 and run.stages()[0].generate_seconds > 0
+    spent = sum(sum(phases.values()) for phases in run.phases.values())
+    assert spent == pytest.approx(run.seconds, rel=0.01)  # the time of samplers is not counted
+    page = report.page.page([run])
+    assert re.search(r"3 started, 8 shards, [\d,]+ tokens/s .*; waited .* for policies and", page)
+
+
+def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
+    config = whole[0]
+    with pytest.raises(ConfigError, match=r"depend on sampling.temperature.*leave these overrides out"):
+        sample(apart, overrides=["sampling.temperature=0.5"])
+    with RunLock(apart), pytest.raises(ConfigError, match="is training here"):
+        train(config, apart, wait_limit_s=1)
+    with SignOfLife(apart), pytest.raises(ConfigError, match="samples for this run"):
+        train(config, apart)
+    with pytest.raises(
+        ConfigError, match=r"no policy is published; start the trainer with .* --rollouts wait"
+    ):
+        sample(place / "nothing", watch=False)
+    with pytest.raises(
+        ConfigError, match=r"to publish a policy in .*without a sign of life.*start the trainer"
+    ):
+        sample(place / "nothing", wait_limit_s=0.1)
+
+
+def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(place, whole):
+    config, folder = whole[0], place / "alone"
+    with pytest.raises(
+        ConfigError, match=r"rollouts of stage 0 \(0 of 2 shards; 0 samplers\).*mugrpo sample"
+    ):
+        train(config, folder, wait_limit_s=0.1)
+    policy = folder / "policies" / "00000"
+    about = json.loads((policy / "policy.json").read_text())
+    (policy / "policy.json").write_text(json.dumps(about | {"rollout_settings": "other"}))
+    with pytest.raises(ConfigError, match=r"another config or other weights .*rollout_settings other, here"):
+        sample(folder)
+    (policy / "policy.json").write_text(json.dumps(about))
+    weights = max((policy / "weights").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"damaged, its checksum differs.*start the trainer again"):
+        sample(folder)
+    assert not list(folder.glob("samplers/claims/*/*")) and not list(folder.glob("samplers/*.json"))
+    with pytest.raises(ConfigError, match="--rollouts wait: a replay has its rollouts already"):
+        train(configs.changed(config, [f"replay.run={whole[1]}"]), place / "no", wait_limit_s=1)

@@ -8,6 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from mugrpo_jax import files
 from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.rollouts.records import decode, encode
@@ -119,7 +120,7 @@ def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
 
 def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     stage.folder.mkdir()
-    (stage.folder / "shard-00000.tmp").mkdir()  # where the first shard would be written
+    files.temporary_for(stage.path(0)).mkdir()  # where the first shard would be written
     failure = pytest.raises(RolloutError, match=r"shard-00000\.arrayrecord: cannot be written")
     with ShardWriter(stage, PROBLEMS, three) as writer, failure:
         fill(writer, (0,))

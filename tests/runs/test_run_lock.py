@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo_jax import distributed, files
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.runs import run_lock
+from mugrpo_jax.runs import owned_files, run_lock
 from mugrpo_jax.runs.run_lock import RunLock
 
 
@@ -19,7 +19,7 @@ from mugrpo_jax.runs.run_lock import RunLock
 def fast(monkeypatch):
     monkeypatch.setattr(run_lock, "_BEAT_S", 0.02)
     monkeypatch.setattr(run_lock, "_DEAD_S", 0.4)
-    monkeypatch.setattr(run_lock, "_GUARD_S", 0.2)
+    monkeypatch.setattr(owned_files, "_GUARD_S", 0.2)
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -53,11 +53,11 @@ def test_a_dead_process_of_this_machine_is_recognised_at_once(tmp_path, capsys, 
     monkeypatch.setattr(run_lock, "_DEAD_S", 60.0)
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     path = tmp_path / "lock.json"
-    owner(path, pid=child.pid, started=run_lock._started(child.pid))
+    owner(path, pid=child.pid, started=owned_files.started(child.pid))
     with pytest.raises(ConfigError, match=rf"process {child.pid} on"):
         RunLock(tmp_path).__enter__()
     child.kill()
-    while run_lock._started(child.pid) is not None:  # a zombie counts as dead
+    while owned_files.started(child.pid) is not None:  # a zombie counts as dead
         time.sleep(0.01)
     with RunLock(tmp_path):
         assert f"process {child.pid} on" in capsys.readouterr().out

@@ -1,0 +1,163 @@
+"""How several samplers share the shards of a stage: claims, and the signs of life of those who hold them.
+
+    samplers/TOKEN.json                 a sampler's sign of life, which it changes every few seconds
+    samplers/claims/stage-003/00005     the sampler that works on a shard
+
+A claim is created by one process only, see `files.create`. Whoever finds a claim of a dead sampler takes it
+over. A shard does not depend on who made it. So if a sampler that was thought to be dead goes on, it writes
+the same file again, and nothing is lost.
+"""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.files import create, make_folder, remove_folder
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.owned_files import (
+    alive_here,
+    name,
+    parse,
+    read,
+    remove,
+    rewrite,
+    take,
+    text_of,
+    this_process,
+)
+
+_BEAT_S = 5.0  # seconds between two signs of life
+_DEAD_S = 60.0  # seconds without a sign of life after which a sampler on another machine is dead
+
+
+class SignOfLife:
+    """Tells other processes, in a `with` block, that this sampler of a run is alive."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder, self.owner = run / "samplers", this_process()
+        self._path = self.folder / f"{self.owner['token']}.json"
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "SignOfLife":
+        try:
+            make_folder(self.folder)
+            for path in self.folder.glob("*.json"):
+                if (other := parse(read(path))) and alive_here(other) is False:
+                    remove(path)  # of a sampler that was killed
+            create(self._path, text_of(self.owner))
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="sign of life")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            remove(self._path)
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._ended.wait(_BEAT_S):
+            beats += 1
+            with contextlib.suppress(OSError):  # the file system may be away for a while
+                if (content := read(self._path)) is not None:
+                    rewrite(self._path, content, text_of(self.owner, beats))
+
+
+def signs_of_life(run: Path) -> dict[str, bytes | None]:
+    """Return the signs of life of all samplers of a run, by file name. They differ while one is alive."""
+    with contextlib.suppress(OSError):
+        return {path.name: read(path) for path in (run / "samplers").glob("*.json")}
+    return {}
+
+
+def refuse_samplers(run: Path) -> None:
+    """Raise an error if a sampler of the run is alive, because this process wants to sample itself."""
+    found = {path: content for path in (run / "samplers").glob("*.json") if (content := read(path))}
+    end = time.monotonic() + _DEAD_S
+    while found:
+        for path, content in list(found.items()):
+            alive = alive_here(parse(content)) if parse(content) else None
+            if alive or read(path) not in (content, None):
+                raise ConfigError(
+                    f"{run}: {name(content)} samples for this run (mugrpo sample); stop it, or add "
+                    "--rollouts wait"
+                )
+            if alive is False or time.monotonic() > end:
+                del found[path]
+        if found:  # of other machines
+            time.sleep(min(1.0, _DEAD_S / 10))
+
+
+def remove_claims(run: Path, stage: int) -> None:
+    """Remove all claims of a stage, because it is complete."""
+    with contextlib.suppress(OSError):
+        remove_folder(_claims_folder(run, stage))
+
+
+def _claims_folder(run: Path, stage: int) -> Path:
+    return run / "samplers" / "claims" / f"stage-{stage:03d}"
+
+
+class Claims:
+    """The shards of one stage that this sampler works on, and those of others.
+
+    Keep the object: it remembers since when the signs of life of other samplers have not changed.
+    """
+
+    def __init__(self, sampler: SignOfLife, stage: int) -> None:
+        self._sampler, self._stage = sampler, stage
+        self.folder = _claims_folder(sampler.folder.parent, stage)
+        self._seen: dict[str, tuple[bytes | None, float]] = {}
+        self._mine: set[str] = set()
+
+    def claim(self, work: str) -> bool:
+        """Claim a piece of work; return False if another sampler that is alive has it."""
+        path, text = self.folder / work, text_of(self._sampler.owner)
+        try:
+            make_folder(self.folder)
+            got = create(path, text)
+            content = None if got else read(path)
+            if content is not None and self._dead(content) and take(path, content, text):
+                progress.say(f"{path}: {name(content)} is gone, this sampler takes over its work")
+                got = True
+        except FileNotFoundError:
+            return False  # the stage is complete, and its claims were removed just now
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be written ({error.strerror or error}); the same command continues"
+            ) from None
+        if got:
+            self._mine.add(work)
+        return got
+
+    def release(self) -> None:
+        """Give up all claims of this sampler, also those on shards that are complete now."""
+        while self._mine:
+            path = self.folder / self._mine.pop()
+            with contextlib.suppress(OSError):
+                if parse(read(path)).get("token") == self._sampler.owner["token"]:
+                    remove(path)
+
+    def remove(self) -> None:
+        """Remove all claims, because the stage is complete."""
+        self._mine.clear()
+        remove_claims(self._sampler.folder.parent, self._stage)
+
+    def _dead(self, content: bytes) -> bool:
+        owner: dict[str, Any] = parse(content)
+        if owner.get("token") == self._sampler.owner["token"]:
+            return False
+        if owner and (here := alive_here(owner)) is not None:
+            return not here
+        sign = read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
+        before, since = self._seen.get(str(owner.get("token")), (b"", 0.0))
+        if sign != before:
+            self._seen[str(owner.get("token"))] = sign, time.monotonic()
+            return False
+        return time.monotonic() - since > _DEAD_S

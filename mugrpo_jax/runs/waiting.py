@@ -1,0 +1,59 @@
+"""Wait for the other side of a run, visibly and not for ever."""
+
+import time
+from collections.abc import Callable
+
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.runs import progress
+from mugrpo_jax.runs.time_left import duration
+
+WAIT_LIMIT_S = 600.0  # by default; a restart of the other side takes less
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
+
+
+class Waiting:
+    """A wait in a loop that calls `pause` while what it waits for is not there.
+
+    The limit counts only time in which the other side gives no sign of life. So a long stage is waited for,
+    but a side that was never started, or has failed, is not. Only our own clock is used.
+
+    Attributes:
+      seconds: how long `pause` has waited since the last `restart`.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.seconds = 0.0
+        self._sign: object = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new wait, because the last one has ended."""
+        self.seconds, self._next_line, self._pause_s = 0.0, _SAY_AFTER_S, _FIRST_PAUSE_S
+        self._alive = time.monotonic()
+
+    def pause(self, what: str, sign: object, remedy: Callable[[], str]) -> None:
+        """Sleep a moment; raise an error if `sign` has not changed for the time limit.
+
+        Args:
+          what: what is waited for, for the progress line.
+          sign: anything that changes while the other side is alive.
+          remedy: returns the end of the error: what to do.
+        """
+        now = time.monotonic()
+        if sign != self._sign:
+            self._sign, self._alive = sign, now
+        silent = now - self._alive
+        if silent > self._limit_s:
+            raise ConfigError(
+                f"waited {duration(self.seconds)} for {what}, the last {duration(silent)} of them without a "
+                f"sign of life (--wait-limit {self._limit_s:g}); {remedy()}"
+            )
+        if self.seconds >= self._next_line:
+            progress.say(f"waiting for {what}: {duration(self.seconds)}")
+            self._next_line = self.seconds + _SAY_EVERY_S
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 1.3, _LONGEST_PAUSE_S)
+        self.seconds += time.monotonic() - now

@@ -1,0 +1,168 @@
+"""The weights that a trainer publishes for the samplers of its run, one folder for each policy:
+
+    policies/00003/
+      weights/       the weights at the start of stage 3, as an Orbax checkpoint
+      policy.json    which policy it is; written last, so a folder without it does not count
+
+The weights have the dtype in which the sampler computes. There are two exceptions, so that the responses are
+those of a run in one process: a sampler with 8-bit matrices rounds float32 weights itself, and with LoRA the
+float32 adapters travel, which each sampler merges into its own copy of the frozen weights.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from mugrpo_jax import distributed, models
+from mugrpo_jax.config import ConfigError, RunConfig
+from mugrpo_jax.files import absolute, make_folder, read_json_object, remove_folder, write_atomically
+from mugrpo_jax.models.sharding import placed
+from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
+from mugrpo_jax.setup.run_setup import RunSetup
+from mugrpo_jax.training import proximal_maker
+from mugrpo_jax.training.checksums import damage, write_checksums
+
+
+class PublishedPolicies:
+    """The folder `policies` of a run. One trainer writes it, samplers read it."""
+
+    def __init__(self, run: Path, setup: RunSetup) -> None:
+        self.folder, self._setup = absolute(run) / "policies", setup
+
+    def path(self, stage: int) -> Path:
+        """Return the folder of the policy at the start of a stage."""
+        return self.folder / f"{stage:05d}"
+
+    def has(self, stage: int) -> bool:
+        """Return whether the policy at the start of a stage is published."""
+        return (self.path(stage) / "policy.json").exists()
+
+    def publish(self, params: Any, stage: int) -> None:
+        """Write the weights of the policy at the start of a stage; if they are there already, do nothing.
+
+        All hosts call this together. A folder of another run, or that a kill left unfinished, is replaced.
+        """
+        path, about = self.path(stage), self.about(stage)
+        with distributed.together("publish"):
+            kept = self.has(stage) and _same(_read(path / "policy.json"), about)
+        if all(distributed.gather("published", kept)):
+            return
+        with distributed.together("policy"), _plain_error(path):
+            if jax.process_index() == 0:
+                make_folder(path)
+                (path / "policy.json").unlink(missing_ok=True)
+            dtype = _dtype(self._setup)
+            weights = params if dtype == jnp.float32 else proximal_maker(params, dtype)
+            with ocp.StandardCheckpointer() as writer:
+                writer.save(path / "weights", weights, force=True)
+            if jax.process_index() == 0:
+                write_checksums(path / "weights")
+                write_atomically(path / "policy.json", json.dumps(about, indent=1) + "\n")
+
+    def load(self, stage: int) -> Any:
+        """Load the weights of a published policy, sharded over the devices of this process."""
+        path, about, setup = self.path(stage), self.about(stage), self._setup
+        found = _read(path / "policy.json")
+        if not _same(found, about):
+            differing = [f"{name} {found.get(name)}, here {value}" for name, value in about.items()]
+            wrong = [text for text, name in zip(differing, about) if found.get(name) != about[name]]
+            raise ConfigError(
+                f"{path / 'policy.json'}: the trainer has another config or other weights than this sampler: "
+                f"{'; '.join(wrong)}; start the sampler again, with the same files as the trainer"
+            )
+        if (problem := damage(path / "weights")) is not None:
+            raise ConfigError(f"{problem}; remove {path} and start the trainer again, it tells what to do")
+        abstract = models.abstract_params(setup.trainable, dtype=_dtype(setup))
+        shardings = models.param_sharding(setup.mesh, setup.trainable, abstract)
+        with ocp.StandardCheckpointer() as reader:
+            return reader.restore(path / "weights", placed(abstract, shardings))
+
+    def remove(self, stage: int) -> None:
+        """Remove a policy that no stage needs any more, first the file that makes it count."""
+        (self.path(stage) / "policy.json").unlink(missing_ok=True)
+        remove_folder(self.path(stage))
+
+    def stages(self) -> list[int]:
+        """Return the stages at whose start the published policies were, also of unfinished folders."""
+        return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdigit())
+
+    def about(self, stage: int) -> dict[str, Any]:
+        """Return what `policy.json` says about the policy at the start of a stage."""
+        config = self._setup.config
+        return {
+            "policy_stage": stage,
+            "policy_updates": stage * config.batch.updates_per_stage,
+            "rollout_settings": config.rollout_fingerprint(),
+            "frozen_weights": self._frozen,
+        }
+
+    @functools.cached_property
+    def _frozen(self) -> str | None:
+        frozen = self._setup.frozen()
+        return None if frozen is None else weights_digest(frozen)
+
+
+def served_stages(config: RunConfig, policy_stage: int) -> list[int]:
+    """Return the stages whose rollouts the policy at the start of a stage writes.
+
+    >>> served_stages(RunConfig(), 2)
+    [2]
+    """
+    near = range(policy_stage, min(policy_stage + config.batch.lag + 1, config.stages.stop))
+    return [stage for stage in near if config.policy_stage(stage) == policy_stage]
+
+
+def weights_digest(params: Any) -> str:
+    """Return a hash of weights that does not depend on how they are split over devices."""
+    sums = [int(total) for total in jax.device_get(_sums(jax.tree.leaves(params)))]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Add up the bits of each array as whole numbers, because such sums do not depend on their order."""
+
+    def total(leaf: jax.Array) -> jax.Array:
+        kind = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, kind).astype(jnp.uint32)
+        columns = jnp.arange(1, 2 * leaf.shape[-1], 2, dtype=jnp.uint32) if leaf.ndim else jnp.uint32(1)
+        return (bits * columns).sum(dtype=jnp.uint32)
+
+    return [total(leaf) for leaf in leaves]
+
+
+def _dtype(setup: RunSetup) -> Any:
+    kinds = sampler_dtypes(setup.config.model.sampling_dtype)
+    exact = setup.base is not None or kinds.get("matrices") is not None
+    return jnp.dtype(jnp.float32 if exact else kinds["dtype"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        return {}
+
+
+def _same(found: dict[str, Any], about: dict[str, Any]) -> bool:
+    return all(found.get(name) == value for name, value in about.items())
+
+
+@contextlib.contextmanager
+def _plain_error(path: Path) -> Any:
+    """Turn an error of Orbax into one line."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(reason.split())[:300]
+        raise ConfigError(f"{path}: cannot be written ({reason}); the same command continues") from None

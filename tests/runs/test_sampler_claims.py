@@ -1,0 +1,108 @@
+"""Samplers share shards by claims; a dead one is recognised without comparing clocks, and every wait ends."""
+
+import errno
+import os
+import time
+
+import pytest
+
+from mugrpo_jax import files
+from mugrpo_jax.config import ConfigError
+from mugrpo_jax.runs import owned_files, sampler_claims, waiting
+from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, refuse_samplers, signs_of_life
+from mugrpo_jax.runs.waiting import Waiting
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(sampler_claims, "_BEAT_S", 0.02)
+    monkeypatch.setattr(sampler_claims, "_DEAD_S", 0.3)
+    monkeypatch.setattr(waiting, "_LONGEST_PAUSE_S", 0.02)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def folder(request, tmp_path, bucket):
+    return tmp_path if request.param == "disk" else files.to_path("gs://bucket/run")
+
+
+def far(sampler):
+    """Let a sampler look as if it were on another machine, where the process table does not help."""
+    sampler.owner["machine"] = "far"
+    return sampler
+
+
+def test_a_shard_has_one_owner_until_it_gives_it_back(folder):
+    with SignOfLife(folder) as one, SignOfLife(folder) as two:
+        first, second = Claims(one, 3), Claims(two, 3)
+        assert first.claim("00000") and not second.claim("00000")
+        assert second.claim("00001") and not first.claim("00001")
+        first.release()
+        assert second.claim("00000")
+        assert len(signs_of_life(folder)) == 2
+        second.remove()
+    assert files.names_below(folder) == []
+
+
+def test_a_sampler_of_this_machine_that_was_killed_is_replaced_at_once(tmp_path, capsys):
+    with SignOfLife(tmp_path) as one:
+        one.owner["started"] = "1"  # the number of its process now belongs to another one
+        assert Claims(one, 0).claim("00000")
+        with SignOfLife(tmp_path) as two:
+            assert Claims(two, 0).claim("00000")
+    assert f"process {os.getpid()} on" in capsys.readouterr().out
+
+
+def test_a_sampler_elsewhere_is_dead_once_its_sign_of_life_stands_still(tmp_path, monkeypatch):
+    """Clocks of machines may differ, so neither the time of day nor that of a file is looked at."""
+    monkeypatch.setattr(time, "time", None)
+    with SignOfLife(tmp_path) as here:
+        with far(SignOfLife(tmp_path)) as other:
+            assert Claims(other, 0).claim("00000")
+            claims, end = Claims(here, 0), time.monotonic() + 1.0
+            while time.monotonic() < end:
+                assert not claims.claim("00000")
+                for path in tmp_path.glob("samplers/**/*"):
+                    os.utime(path, (0, 0))
+                time.sleep(0.01)
+        started = time.monotonic()
+        while not claims.claim("00000"):
+            time.sleep(0.01)
+        assert 0.2 < time.monotonic() - started < 5.0
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with SignOfLife(tmp_path) as sampler:
+        monkeypatch.setattr(sampler_claims, "create", full)
+        with pytest.raises(
+            ConfigError, match=r"00007: cannot be written \(No space left on device\); the same"
+        ):
+            Claims(sampler, 0).claim("00007")
+        with pytest.raises(ConfigError, match=r"cannot be written \(No space left"):
+            SignOfLife(tmp_path).__enter__()
+
+
+def test_a_trainer_that_samples_itself_is_refused_beside_samplers(tmp_path):
+    refuse_samplers(tmp_path)
+    with SignOfLife(tmp_path), pytest.raises(ConfigError, match=r"samples for this run.*--rollouts wait"):
+        refuse_samplers(tmp_path)
+    with far(SignOfLife(tmp_path)), pytest.raises(ConfigError, match="samples for this run"):
+        refuse_samplers(tmp_path)
+    dead = owned_files.text_of(owned_files.this_process() | {"machine": "far"})
+    (tmp_path / "samplers" / "dead.json").write_bytes(dead)
+    refuse_samplers(tmp_path)  # after some time without a sign
+
+
+def test_a_wait_is_seen_and_ends_if_the_other_side_gives_no_sign_of_life(monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "_SAY_AFTER_S", 0.05)
+    wait, started = Waiting(0.3), time.monotonic()
+    for sign in range(40):
+        wait.pause("stage 4", sign, lambda: "start it")  # longer than the limit, but it is alive
+    assert time.monotonic() - started > 0.3
+    assert wait.seconds == pytest.approx(time.monotonic() - started, abs=0.1)
+    assert capsys.readouterr().out.count("waiting for stage 4: ") == 1
+    with pytest.raises(ConfigError, match=r"for stage 4, the last .* without a sign .*0\.3\); start it"):
+        while True:
+            wait.pause("stage 4", 40, lambda: "start it")
