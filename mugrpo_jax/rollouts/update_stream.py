@@ -160,7 +160,7 @@ def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> fl
 
 
 class UpdateStream:
-    """A resumable iterator over the updates of a stage. `arrange` are the arguments of `make_update`.
+    """A resumable iterator over the updates of a stage. `arrange` are other arguments of `make_update`.
 
     `parts` are the parts of each micro-batch for which this host reads rows (None: all), see `local_parts`.
     `reference` has the log-probs of the reference policy; None if the loss does not need them. `behaviors`
@@ -176,15 +176,16 @@ class UpdateStream:
         stage_index: int,
         epochs: int,
         prompts_per_update: int,
+        buckets: Buckets,
         reference: ReferenceFolder | None = None,
         behaviors: Sequence[str] = (),
         **arrange: Any,
     ) -> None:
         index = read_index(stage)
         reader = RowReader(stage, index.lengths.shape[1], reference, behaviors)
-        arrange |= {"reference": reference is not None, "behaviors": bool(behaviors)}
-        if arrange["buckets"].fit_rows:
-            arrange["buckets"] = arrange["buckets"].fitted(index.prompts, index.lengths)
+        if buckets.fit_rows:
+            buckets = buckets.fitted(index.prompts, index.lengths)
+        arrange |= {"buckets": buckets, "reference": reference is not None, "behaviors": bool(behaviors)}
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
         rngs = [np.random.default_rng((seed, stage_index, epoch)) for epoch in range(epochs)]

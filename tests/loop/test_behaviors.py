@@ -294,7 +294,7 @@ def test_a_behavior_that_cannot_write_responses_is_refused_in_one_line(place, mi
         (tmp_path / "smaller", "has a vocabulary of 8 tokens"),
         (place / "mixed", f"is a run; name one of its checkpoints, such as {place / 'mixed'}@1"),
         (f"{place / 'mixed'}@9", "no checkpoint after 9 updates; kept: 0, 1"),
-        (tmp_path / "nothing", "not found"),
+        (tmp_path / "nothing", "this folder does not exist"),
         ("tiny", "tiny has random weights"),
     ):
         config = load(place, [{"source": str(source), "share": 1.0}])

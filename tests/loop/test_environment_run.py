@@ -140,8 +140,8 @@ def test_the_command_eval_asks_the_environment_of_the_run(place, whole):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        (["environment.name=own_environments:cont"], "has no 'cont', did you mean 'count'"),
-        (["environment.name=calculater"], "environment.name: environment is 'calculater', did you mean"),
+        (["environment.name=own_environments:cont"], "has no 'cont'; did you mean count"),
+        (["environment.name=calculater"], "environment.name: environment is 'calculater'; did you mean"),
         (
             ["environment.name=own_environments:raises"],
             "fails for problem .*: error \\(KeyError: 'x'\\); mend",

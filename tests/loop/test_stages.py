@@ -145,7 +145,12 @@ def by_hand(config, folder, monkeypatch):
         for index in range(3):
             stage = rollouts.open_stage(folder / "rollouts" / f"stage-{index:03d}")
             stream = rollouts.UpdateStream(
-                stage, seed=0, stage_index=index, epochs=1, prompts_per_update=4, buckets=None
+                stage,
+                seed=0,
+                stage_index=index,
+                epochs=1,
+                prompts_per_update=4,
+                buckets=rollouts.plan_buckets(64, 64),
             )
             stored = list(rollouts.read_groups(stage))
             order = [[stored[outline.index] for outline in next(stream)] for _ in range(4)]
@@ -346,7 +351,12 @@ def hand_written(place, watched):
         patch.setattr(update_stream, "make_update", lambda groups, **_: groups)
         stage = rollouts.open_stage(place / "whole" / "rollouts" / "stage-000")
         stream = rollouts.UpdateStream(
-            stage, seed=0, stage_index=0, epochs=1, prompts_per_update=1, buckets=None
+            stage,
+            seed=0,
+            stage_index=0,
+            epochs=1,
+            prompts_per_update=1,
+            buckets=rollouts.plan_buckets(64, 64),
         )
         outlines = [next(stream) for _ in range(4)][3]
     found = {group.index: group for group in rollouts.read_groups(stage)}
