@@ -1,6 +1,6 @@
 """Measure what it saves to sample while training: one process against `train` and `sample` side by side.
 
-    python scripts/bench_overlap.py [--stages 8] [--lag 1] [--work 100000] [--rounds 1] [--longest 900]
+    python scripts/bench_overlap.py [--stages 24] [--lag 1] [--work 50000] [--rounds 3] [--longest 900]
 
 Each process is pinned to one processor (`taskset`). The run in one process samples and trains in turn on
 processor 0; side by side, the trainer has processor 0 and the sampler processor 1. `--work` is the length of
@@ -51,10 +51,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stages", type=int, default=8)
+    parser.add_argument("--stages", type=int, default=24)
     parser.add_argument("--lag", type=int, default=1)
-    parser.add_argument("--work", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--work", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=float, default=900.0)
     arguments = parser.parse_args()
     same = True
