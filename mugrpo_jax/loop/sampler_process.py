@@ -20,10 +20,9 @@ from mugrpo_jax.files import make_folder
 from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.sampler_work import SamplerWork, start_trainer
 from mugrpo_jax.loop.sampling_context import SamplingContext
-from mugrpo_jax.runs.owned_files import read
 from mugrpo_jax.runs.run_data import check_same_data
 from mugrpo_jax.runs.run_folder import check_same_config, read_config, stage_folder
-from mugrpo_jax.runs.run_lock import LOCK
+from mugrpo_jax.runs.run_lock import trainer_sign
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
@@ -64,7 +63,7 @@ def _wait_for_trainer(run: Path, waiting: Waiting, stop: StopRequest, watch: boo
                 f"{run}: no policy is published; {start_trainer(run)}, or wait for it with --watch"
             )
         waiting.pause(
-            f"the trainer to publish a policy in {run}", read(run / LOCK), lambda: start_trainer(run)
+            f"the trainer to publish a policy in {run}", trainer_sign(run), lambda: start_trainer(run)
         )
 
 

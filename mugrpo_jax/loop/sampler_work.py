@@ -13,9 +13,8 @@ from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.sampling_passes import sample_claimed
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.owned_files import read
 from mugrpo_jax.runs.run_folder import stage_folder
-from mugrpo_jax.runs.run_lock import LOCK
+from mugrpo_jax.runs.run_lock import trainer_sign
 from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, signs_of_life
 from mugrpo_jax.runs.stop import Stopped
 from mugrpo_jax.runs.waiting import Waiting
@@ -80,7 +79,7 @@ class SamplerWork:
             sign: object = signs_of_life(self._run)
         else:
             name, what = "policy", f"the policy at the start of stage {version}, which writes stage {stage}"
-            sign = read(self._run / LOCK)
+            sign = trainer_sign(self._run)
         self._waiting.pause(what, (stage, name, sign), lambda: start_trainer(self._run))
         self._waited[name] = self._waited.get(name, 0.0) + self._waiting.seconds - before
 

@@ -102,6 +102,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def give_up(path: Path, owner: dict[str, Any]) -> None:
+    """Remove our file, unless another process has taken it over."""
+    if parse(read(path)).get("token") == owner["token"]:
+        remove(path)
+
+
 def take(path: Path, content: bytes, new: bytes) -> bool:
     """Replace the file of a dead owner by ours; return False if another process was faster.
 

@@ -11,18 +11,7 @@ from pathlib import Path
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import create, make_folder
-from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.owned_files import (
-    alive_here,
-    name,
-    parse,
-    read,
-    remove,
-    rewrite,
-    take,
-    text_of,
-    this_process,
-)
+from mugrpo_jax.runs import owned_files, progress
 
 LOCK = "lock.json"
 
@@ -30,12 +19,17 @@ _BEAT_S = 10.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which an owner on another machine is dead
 
 
+def trainer_sign(folder: Path) -> bytes | None:
+    """Return the sign of life of the trainer in a run's folder, which changes while it is alive."""
+    return owned_files.read(folder / LOCK)
+
+
 class RunLock:
     """Holds the lock in a `with` block; raises an error if another process that is alive holds it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK
-        self._owner = this_process()
+        self._owner = owned_files.this_process()
         self._released, self._changing = threading.Event(), threading.RLock()
 
     def __enter__(self) -> "RunLock":
@@ -60,35 +54,37 @@ class RunLock:
             if self._released.is_set():
                 return
             self._released.set()
-            if parse(read(self.path)).get("token") == self._owner["token"]:
-                remove(self.path)
+            owned_files.give_up(self.path, self._owner)
 
     def _acquire(self) -> None:
-        while not create(self.path, text_of(self._owner)):
-            content = read(self.path)
+        while not create(self.path, owned_files.text_of(self._owner)):
+            content = owned_files.read(self.path)
             alive = None if content is None else self._alive(content)
             if content is None or alive is None:
                 continue  # released in the meantime
             if alive:
                 raise ConfigError(
-                    f"{self.path.parent}: {name(content)} is training here ({self.path.name}); wait until "
-                    "it ends, or use another --out"
+                    f"{self.path.parent}: {owned_files.name(content)} is training here ({self.path.name}); "
+                    "wait until it ends, or use another --out"
                 )
-            if take(self.path, content, text_of(self._owner)):
-                progress.say(f"{self.path.parent}: {name(content)} is gone, this process takes its lock")
+            if owned_files.take(self.path, content, owned_files.text_of(self._owner)):
+                progress.say(
+                    f"{self.path.parent}: {owned_files.name(content)} is gone, this process takes its lock"
+                )
                 return
 
     def _alive(self, content: bytes) -> bool | None:
         """Return whether the owner of the lock is alive; None if the lock was released meanwhile."""
-        if (here := alive_here(parse(content))) is not None:
+        if (here := owned_files.alive_here(owned_files.parse(content))) is not None:
             return here
         progress.say(
-            f"{self.path}: {name(content)} holds the lock; waiting up to {_DEAD_S:g} s for a sign of life"
+            f"{self.path}: {owned_files.name(content)} holds the lock; waiting up to {_DEAD_S:g} s for a "
+            "sign of life"
         )
         end = time.monotonic() + _DEAD_S
         while time.monotonic() < end:
             time.sleep(min(1.0, _DEAD_S / 10))
-            if (now := read(self.path)) != content:
+            if (now := owned_files.read(self.path)) != content:
                 return None if now is None else True
         return False
 
@@ -99,15 +95,15 @@ class RunLock:
             beats += 1
             with self._changing, contextlib.suppress(OSError):  # the file system may be away for a while
                 if not self._released.is_set():
-                    self._give_sign(text_of(self._owner, beats))
+                    self._give_sign(owned_files.text_of(self._owner, beats))
 
     def _give_sign(self, text: bytes) -> None:
-        content = read(self.path)
-        owner = parse(content)
+        content = owned_files.read(self.path)
+        owner = owned_files.parse(content)
         if content is None:
             create(self.path, text)
         elif owner.get("token") == self._owner["token"]:
-            rewrite(self.path, content, text)
+            owned_files.rewrite(self.path, content, text)
         elif owner:
             self._released.set()
-            distributed.end_process(2, f"{self.path}: {name(content)} has taken over this run")
+            distributed.end_process(2, f"{self.path}: {owned_files.name(content)} has taken over this run")

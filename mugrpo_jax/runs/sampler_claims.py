@@ -3,9 +3,9 @@
     samplers/TOKEN.json                 a sampler's sign of life, which it changes every few seconds
     samplers/claims/stage-003/00005     the sampler that works on a shard
 
-A claim is created by one process only, see `files.create`. Whoever finds a claim of a dead sampler takes it
-over. A shard does not depend on who made it. So if a sampler that was thought to be dead goes on, it writes
-the same file again, and nothing is lost.
+If several samplers try to create the same claim, only one of them succeeds (`files.create`). A sampler that
+finds the claim of a dead one takes it over. A shard does not depend on who made it. So if a sampler that was
+thought to be dead goes on, it writes the same file again, and nothing is lost.
 """
 
 import contextlib
@@ -16,18 +16,7 @@ from typing import Any
 
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import create, make_folder, remove_folder
-from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.owned_files import (
-    alive_here,
-    name,
-    parse,
-    read,
-    remove,
-    rewrite,
-    take,
-    text_of,
-    this_process,
-)
+from mugrpo_jax.runs import owned_files, progress
 
 _BEAT_S = 5.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which a sampler on another machine is dead
@@ -37,7 +26,7 @@ class SignOfLife:
     """Tells other processes, in a `with` block, that this sampler of a run is alive."""
 
     def __init__(self, run: Path) -> None:
-        self.folder, self.owner = run / "samplers", this_process()
+        self.folder, self.owner = run / "samplers", owned_files.this_process()
         self._path = self.folder / f"{self.owner['token']}.json"
         self._ended = threading.Event()
 
@@ -45,9 +34,11 @@ class SignOfLife:
         try:
             make_folder(self.folder)
             for path in self.folder.glob("*.json"):
-                if (other := parse(read(path))) and alive_here(other) is False:
-                    remove(path)  # of a sampler that was killed
-            create(self._path, text_of(self.owner))
+                if (other := owned_files.parse(owned_files.read(path))) and owned_files.alive_here(
+                    other
+                ) is False:
+                    owned_files.remove(path)  # of a sampler that was killed
+            create(self._path, owned_files.text_of(self.owner))
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot be written ({error.strerror or error})") from None
         self._thread = threading.Thread(target=self._beat, daemon=True, name="sign of life")
@@ -58,35 +49,37 @@ class SignOfLife:
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            remove(self._path)
+            owned_files.remove(self._path)
 
     def _beat(self) -> None:
         beats = 0
         while not self._ended.wait(_BEAT_S):
             beats += 1
             with contextlib.suppress(OSError):  # the file system may be away for a while
-                if (content := read(self._path)) is not None:
-                    rewrite(self._path, content, text_of(self.owner, beats))
+                if (content := owned_files.read(self._path)) is not None:
+                    owned_files.rewrite(self._path, content, owned_files.text_of(self.owner, beats))
 
 
 def signs_of_life(run: Path) -> dict[str, bytes | None]:
     """Return the signs of life of all samplers of a run, by file name. They differ while one is alive."""
     with contextlib.suppress(OSError):
-        return {path.name: read(path) for path in (run / "samplers").glob("*.json")}
+        return {path.name: owned_files.read(path) for path in (run / "samplers").glob("*.json")}
     return {}
 
 
 def refuse_samplers(run: Path) -> None:
     """Raise an error if a sampler of the run is alive, because this process wants to sample itself."""
-    found = {path: content for path in (run / "samplers").glob("*.json") if (content := read(path))}
+    found = {
+        path: content for path in (run / "samplers").glob("*.json") if (content := owned_files.read(path))
+    }
     end = time.monotonic() + _DEAD_S
     while found:
         for path, content in list(found.items()):
-            alive = alive_here(parse(content)) if parse(content) else None
-            if alive or read(path) not in (content, None):
+            alive = owned_files.alive_here(owned_files.parse(content)) if owned_files.parse(content) else None
+            if alive or owned_files.read(path) not in (content, None):
                 raise ConfigError(
-                    f"{run}: {name(content)} samples for this run (mugrpo sample); stop it, or add "
-                    "--rollouts wait"
+                    f"{run}: {owned_files.name(content)} samples for this run (mugrpo sample); stop it, or "
+                    "add --rollouts wait"
                 )
             if alive is False or time.monotonic() > end:
                 del found[path]
@@ -118,13 +111,13 @@ class Claims:
 
     def claim(self, work: str) -> bool:
         """Claim a piece of work; return False if another sampler that is alive has it."""
-        path, text = self.folder / work, text_of(self._sampler.owner)
+        path, text = self.folder / work, owned_files.text_of(self._sampler.owner)
         try:
             make_folder(self.folder)
             got = create(path, text)
-            content = None if got else read(path)
-            if content is not None and self._dead(content) and take(path, content, text):
-                progress.say(f"{path}: {name(content)} is gone, this sampler takes over its work")
+            content = None if got else owned_files.read(path)
+            if content is not None and self._dead(content) and owned_files.take(path, content, text):
+                progress.say(f"{path}: {owned_files.name(content)} is gone, this sampler takes over its work")
                 got = True
         except FileNotFoundError:
             return False  # the stage is complete, and its claims were removed just now
@@ -141,8 +134,7 @@ class Claims:
         while self._mine:
             path = self.folder / self._mine.pop()
             with contextlib.suppress(OSError):
-                if parse(read(path)).get("token") == self._sampler.owner["token"]:
-                    remove(path)
+                owned_files.give_up(path, self._sampler.owner)
 
     def remove(self) -> None:
         """Remove all claims, because the stage is complete."""
@@ -150,12 +142,12 @@ class Claims:
         remove_claims(self._sampler.folder.parent, self._stage)
 
     def _dead(self, content: bytes) -> bool:
-        owner: dict[str, Any] = parse(content)
+        owner: dict[str, Any] = owned_files.parse(content)
         if owner.get("token") == self._sampler.owner["token"]:
             return False
-        if owner and (here := alive_here(owner)) is not None:
+        if owner and (here := owned_files.alive_here(owner)) is not None:
             return not here
-        sign = read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
+        sign = owned_files.read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
         before, since = self._seen.get(str(owner.get("token")), (b"", 0.0))
         if sign != before:
             self._seen[str(owner.get("token"))] = sign, time.monotonic()

@@ -21,11 +21,12 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise ValueError(f"{kind} is {name!r}; {possible_names(name, built_in)} or module:function")
+    module_name = module_name.removesuffix(".py")
     # The function may be in the working folder. The folder goes last, so that no file in it hides a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(module_name.removesuffix(".py"))
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         hint = _module_hint(module_name) if error.name == module_name else ""
         raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
