@@ -54,7 +54,7 @@ def _start_programs(updates: UpdatePrograms) -> Iterator[Program]:
         rest = updates.state_bytes - weights - bytes_on_device(state.anchor)
         yield program("stage start", rest, functools.partial(copy.lower, state.params, state.anchor))
     if state.proximal is not None:
-        renew = functools.partial(training.proximal_maker.lower, state.params, config.proximal_dtype)
+        renew = functools.partial(training.copy_weights.lower, state.params, config.proximal_dtype)
         yield program("proximal policy", updates.state_bytes - weights, renew)
     if config.uses_reference:
         yield program(

@@ -26,7 +26,7 @@ from mugrpo_jax.files import absolute, make_folder, read_json_object, remove_fol
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_setup import RunSetup
-from mugrpo_jax.training import proximal_maker
+from mugrpo_jax.training import copy_weights
 from mugrpo_jax.training.checksums import damage, write_checksums
 
 
@@ -59,7 +59,7 @@ class PublishedPolicies:
                 make_folder(path)
                 (path / "policy.json").unlink(missing_ok=True)
             dtype = _dtype(self._setup)
-            weights = params if dtype == jnp.float32 else proximal_maker(params, dtype)
+            weights = params if dtype == jnp.float32 else copy_weights(params, dtype)
             with ocp.StandardCheckpointer() as writer:
                 writer.save(path / "weights", weights, force=True)
             if jax.process_index() == 0:

@@ -1,7 +1,6 @@
 """Generate the task `reasoning_gym`: the problems and scorers of the package reasoning-gym."""
 
 import dataclasses
-import difflib
 import functools
 import json
 import random
@@ -9,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mugrpo_jax.tasks.near_names import possible_names
 from mugrpo_jax.tasks.synthetic_task import check_integer, generated_task
 from mugrpo_jax.tasks.task import Problem, Task, as_prompt
 
@@ -96,16 +96,14 @@ def _dataset(facts: str) -> Any:
             "pip install 'mugrpo-jax[reasoning-gym]'"
         ) from None
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, 3)
-        guess = f", did you mean {' or '.join(map(repr, near))}?" if near else ";"
-        raise ValueError(
-            f"reasoning_gym: generator is {name!r}{guess} possible: {', '.join(sorted(DATASETS))}"
-        )
-    known = [field.name for field in dataclasses.fields(DATASETS[name][1])]
+        raise ValueError(f"reasoning_gym: generator is {name!r}; {possible_names(name, sorted(DATASETS))}")
+    fields = (field.name for field in dataclasses.fields(DATASETS[name][1]))
+    known = [field for field in fields if field not in ("seed", "size")]
     for option in options:
-        if option not in known or option in ("seed", "size"):
-            possible = ", ".join(field for field in known if field not in ("seed", "size"))
-            raise ValueError(f"reasoning_gym: {name} has no option {option!r}; possible: {possible}")
+        if option not in known:
+            raise ValueError(
+                f"reasoning_gym: {name} has no option {option!r}; {possible_names(option, known)}"
+            )
     try:
         return gym.create_dataset(name, seed=wanted["seed"], size=wanted["size"], **options)
     except Exception as error:  # generators check their options with assertions

@@ -11,8 +11,8 @@ from mugrpo_jax.training.response_scorer import ResponseScorer as ResponseScorer
 from mugrpo_jax.training.state import TrainState as TrainState
 from mugrpo_jax.training.state import abstract_state as abstract_state
 from mugrpo_jax.training.state import anchor_maker as anchor_maker
+from mugrpo_jax.training.state import copy_weights as copy_weights
 from mugrpo_jax.training.state import make_state as make_state
-from mugrpo_jax.training.state import proximal_maker as proximal_maker
 from mugrpo_jax.training.state import renew_proximal as renew_proximal
 from mugrpo_jax.training.state import start_stage as start_stage
 from mugrpo_jax.training.state import state_maker as state_maker

@@ -85,7 +85,7 @@ def _init_state(
         skipped=jnp.zeros((), jnp.int32),
         anchor=jax.tree.map(jnp.copy, params) if track_drift else None,
         previous=jax.tree.map(jnp.zeros_like, params) if track_drift else None,
-        proximal=None if proximal is None else proximal_maker(params, proximal),
+        proximal=None if proximal is None else copy_weights(params, proximal),
     )
 
 
@@ -119,11 +119,11 @@ def renew_proximal(state: TrainState) -> TrainState:
 
 def with_proximal(state: TrainState, dtype: Any) -> TrainState:
     """Make the current policy the proximal policy, with weights in this dtype; None: no proximal policy."""
-    return dataclasses.replace(state, proximal=None if dtype is None else proximal_maker(state.params, dtype))
+    return dataclasses.replace(state, proximal=None if dtype is None else copy_weights(state.params, dtype))
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def proximal_maker(params: Any, dtype: Any) -> Any:
+def copy_weights(params: Any, dtype: Any) -> Any:
     """Return a copy of the weights in a dtype. It shares no memory with `params`, which updates donate."""
     return jax.tree.map(lambda weight: jnp.array(weight, jnp.dtype(dtype), copy=True), params)
 
