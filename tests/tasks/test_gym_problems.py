@@ -92,7 +92,10 @@ def test_no_held_out_question_is_a_training_question_with_any_seed(stand_in):
     [
         ({"generator": "double_pu"}, "generator is 'double_pu'; did you mean double_up"),
         ({}, "reasoning_gym: generator is ''; possible: double_up"),
-        ({"generator": "double_up", "options": {"lagest": 3}}, "has no option 'lagest'; did you mean largest\? possible: largest$"),
+        (
+            {"generator": "double_up", "options": {"lagest": 3}},
+            r"has no option 'lagest'; did you mean largest\? possible: largest$",
+        ),
         ({"generator": "double_up", "options": {"seed": 3}}, "has no option 'seed'; possible: largest$"),
         (
             {"generator": "double_up", "options": {"largest": 0}},
