@@ -116,7 +116,7 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
     # A response of length n reads prompt + (n - 1) / 2 cache entries per step on average.
     filled = case.prompt + float((lengths * (lengths - 1) / 2).sum() / lengths.sum())
     limit = plan.slots / limit_seconds(case, plan.slots, filled)
-    loop: Any = programs.get(decode_name(plan.read_buckets[-1]), _not_compiled)
+    loop: Any = programs.get(decode_name(plan.slots, plan.read_buckets[-1]), _not_compiled)
     facts = {
         "model": case.name,
         "matrices": case.label,
@@ -142,7 +142,7 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
         "share_of_limit": rate / limit,
         "compile_s": compiled - start,
     }
-    return facts, rate / (plan.slots * stats.occupancy)
+    return facts, rate / (stats.occupancy * stats.slot_steps / stats.steps)
 
 
 def _not_compiled() -> Any:
@@ -163,13 +163,15 @@ def measure_fixed(case: Case, model: Any, slots: int) -> float:
 
 
 def measure_tail(case: Case, model: Any, slots: int, fixed_rate: float) -> None:
-    """A stage with a few long responses among many short ones."""
+    """A stage with a few long responses among many short ones, without and with fewer slots at its end."""
     low, high = case.tail
     rng = np.random.default_rng(0)
     middle = np.log(low) + 0.55 * (np.log(high) - np.log(low))
     lengths = np.clip(np.exp(rng.normal(middle, 0.8, case.tail_samples)), low, high).astype(int)
-    facts, rate = timed_run(case, model, plan_for(case, slots, high), lengths)
-    say(what="tail", mean_length=float(lengths.mean()), **facts, rate_per_slot_of_fixed=rate / fixed_rate)
+    for shrink in (False, True):
+        facts, rate = timed_run(case, model, plan_for(case, slots, high, shrink=shrink), lengths)
+        share = {"rate_per_slot_of_fixed": rate / fixed_rate}
+        say(what="tail", shrink=shrink, mean_length=float(lengths.mean()), **facts, **share)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,7 @@ def limit_seconds(case: Case, rows: float, filled: float) -> float:
     return (read + cache) / BYTES_PER_SECOND + flops / FLOPS_PER_SECOND
 
 
-def plan_for(case: Case, slots: int, response: int) -> SamplerPlan:
+def plan_for(case: Case, slots: int, response: int, *, shrink: bool = False) -> SamplerPlan:
     # Runs with fp8 are refused on a CPU, which computes it slowly but right. It has the sizes of int8.
     plain = dataclasses.replace(case, matrices="int8") if case.matrices == "fp8" and _on_cpu() else case
     plan = plan_sampler(
@@ -99,6 +99,7 @@ def plan_for(case: Case, slots: int, response: int) -> SamplerPlan:
         max_prompt=case.prompt,
         max_length=case.prompt + response,
         slots=slots,
+        shrink=shrink,
         **plain.dtypes,
     )
     return dataclasses.replace(plan, matrices=case.dtypes["matrices"])

@@ -1,6 +1,8 @@
 """Compile the sampler's programs in the background, under the names with which `Engine` looks for them."""
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,11 +31,11 @@ def compile_sampler_ahead(
         programs.ahead(insert_name(rows, bucket), functools.partial(_lower_insert, plan, prefill))
     if plan.turns:
         programs.ahead(extend_name(), functools.partial(lower_extend, plan))
-    for read in read_buckets:
-        for by_p in top_p:
-            programs.ahead(
-                decode_name(read, top_p=by_p), functools.partial(lower_decode, plan, read=read, top_p=by_p)
-            )
+    for slots, read, by_p in itertools.product((plan.slots, *plan.fewer_slots), read_buckets, top_p):
+        programs.ahead(
+            decode_name(slots, read, top_p=by_p),
+            functools.partial(lower_decode, dataclasses.replace(plan, slots=slots), read=read, top_p=by_p),
+        )
 
 
 def _lower_insert(plan: SamplerPlan, prefill: "Future[Any]") -> Any:

@@ -15,11 +15,13 @@ from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.models import Cache, Decoder
 from mugrpo_jax.sampling.programs import (
     Emitted,
+    Slots,
     decode,
     extend,
     free_rows,
     free_slots,
     insert,
+    keep_rows,
     mesh_of,
     no_entries,
     no_messages,
@@ -62,6 +64,7 @@ class Engine:
                 weights = sampling_params(params, **plan.layout)
                 self._params = jax.device_put(weights, params_sharding(plan)) if plan.mesh else weights
             self._slots = free_slots(plan)
+        self.slots = plan.slots  # how many there are now; `shrink` makes it smaller
         self._row_shardings = jax.tree.map(lambda x: x.sharding, self._slots.rows)
         self._thread = ThreadPoolExecutor(1, "decode")
         self._under_way: Future[LoopResult] | None = None
@@ -80,9 +83,14 @@ class Engine:
             self.insert(prompts, np.zeros((0, 0), np.int32), [])
         if self.plan.turns:
             self.extend([])
-        kinds = itertools.product({False, top_k}, {False, top_p})
+        kinds = list(itertools.product({False, top_k}, {False, top_p}))
         for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
             self.decode(self.plan.slots, read=read, top_k=by_k, top_p=by_p).result()
+        for slots in self.plan.fewer_slots:
+            self.shrink(np.full(slots, -1))
+            for read, (by_k, by_p) in itertools.product(self.plan.read_buckets, kinds):
+                self.decode(slots, read=read, top_k=by_k, top_p=by_p).result()
+        self.clear()
         jax.block_until_ready(self._slots)
 
     def settle(self) -> None:
@@ -92,8 +100,14 @@ class Engine:
             self._under_way = None
 
     def clear(self) -> None:
-        """Mark all slots as free, so that their samples are discarded."""
+        """Mark all slots as free, so that their samples are discarded; undo `shrink`."""
         self.settle()
+        if self.slots != self.plan.slots:
+            self._slots = None  # first free the memory of the fewer slots
+            with mesh_of(self.plan):
+                self._slots = free_slots(self.plan)
+            self.slots = self.plan.slots
+            return
         rows = jax.device_put(free_rows(self.plan.slots), self._row_shardings)
         self._slots = dataclasses.replace(self._slots, rows=rows)
 
@@ -129,13 +143,36 @@ class Engine:
         )
         self._slots = program(self._params, self._slots, entries)
 
+    def shrink(self, kept: np.ndarray) -> None:
+        """Continue with fewer slots: slot i becomes what slot `kept[i]` was, or free where `kept[i]` is -1.
+
+        With a mesh, the slots are divided into `plan.parts` parts, and every slot must stay in its part.
+        """
+        self.settle()
+        size = self.slots // self.plan.parts
+        rows = np.where(kept < 0, 0, kept % size).astype(np.int32).reshape(self.plan.parts, -1)
+
+        def keep(old: np.ndarray, free: np.ndarray) -> np.ndarray:
+            return np.where((kept < 0).reshape(-1, *[1] * (old.ndim - 1)), free, old[kept])
+
+        state = jax.tree.map(keep, jax.device_get(self._slots.rows), free_rows(len(kept)))
+        cache, self._slots = [*self._slots.keys, *self._slots.values], None
+        program = self._program(keep_name(self.slots, len(kept)), lambda: keep_rows.lower(cache[0], rows))
+        for i in range(len(cache)):
+            cache[i] = program(cache[i], rows)  # one array at a time; its old memory is free before the next
+        half = len(cache) // 2
+        self._slots = Slots(
+            tuple(cache[:half]), tuple(cache[half:]), jax.device_put(state, self._row_shardings)
+        )
+        self.slots = len(kept)
+
     def decode(self, refill_at: int, *, read: int, top_k: bool, top_p: bool) -> Future[LoopResult]:
         """Start a device loop in its thread; the arguments are those of `programs.decode`."""
         self.settle()
         limit = np.int32(refill_at)
         # Compile in the caller's thread, where the caller's JAX settings for its thread are in force.
         program = self._program(
-            decode_name(read, top_k=top_k, top_p=top_p),
+            decode_name(self.slots, read, top_k=top_k, top_p=top_p),
             lambda: decode.lower(
                 self._model,
                 self._params,
@@ -191,6 +228,11 @@ def extend_name() -> tuple[Any, ...]:
     return ("extend",)
 
 
-def decode_name(read: int, *, top_k: bool = False, top_p: bool = False) -> tuple[Any, ...]:
+def keep_name(slots: int, fewer: int) -> tuple[Any, ...]:
+    """Return the name of the program that keeps so many of the slots in one array of the KV cache."""
+    return "keep", slots, fewer
+
+
+def decode_name(slots: int, read: int, *, top_k: bool = False, top_p: bool = False) -> tuple[Any, ...]:
     """Return the name of the decode program with these compile-time constants."""
-    return "decode", read, top_k, top_p
+    return "decode", slots, read, top_k, top_p

@@ -5,6 +5,8 @@ slots. `decode` samples a bounded number of tokens in all slots. The prefill sam
 first decode step feeds the last prompt token to the model again and samples the first response token from
 these logits. So prompts with one token and several samples of one prompt need no special case.
 
+`keep_rows` drops the free slots when no samples wait, so that the last responses are decoded in fewer slots.
+
 `extend` is only for responses of several turns: it puts the message of an environment behind what a slot's
 KV cache holds, and lets the slot sample again.
 """
@@ -135,6 +137,26 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
             rows=jax.tree.map(replace, slots.rows, rows),
         )
     )
+
+
+@jax.jit
+def keep_rows(layer: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return some slots of one array of the KV cache.
+
+    Args:
+      layer: `[N, cache_length, kv_heads, head_dim]`.
+      rows: `[parts, M]` int32. The mesh divides the slots into parts of N / parts slots. Row p has the
+        numbers of M slots of part p, counted from the part's first slot. So no data moves between devices.
+    """
+
+    def keep(layer: jax.Array, rows: jax.Array) -> jax.Array:
+        return layer[rows[0]]
+
+    mesh = current_mesh()
+    if mesh is None:
+        return keep(layer, rows)
+    cache, batch = spec(*_CACHE_AXES), spec("batch")
+    return jax.shard_map(keep, mesh=mesh, in_specs=(cache, batch), out_specs=cache)(layer, rows)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="slots")

@@ -37,6 +37,10 @@ class RecentTokens:
         self.filled += steps
         return int(sampled.sum())
 
+    def keep(self, slots: np.ndarray) -> None:
+        """Continue with fewer slots: row i becomes what row `slots[i]` was."""
+        self.tokens, self.logprobs = self.tokens[slots], self.logprobs[slots]
+
     def since(self, step: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and log-probs of the response that began at `step` and ended in the latest loop."""
         columns = slice(step - self.first, self.ends[slot])

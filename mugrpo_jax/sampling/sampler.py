@@ -56,7 +56,7 @@ class Sampler:
                 "sampler: the mesh spans several hosts; give each host a mesh of its own devices"
             )
         self.plan, self._on_tokens = plan, on_tokens
-        self.stats = SamplerStats(plan.slots)
+        self.stats = SamplerStats()
         programs = CompiledPrograms() if programs is None else programs
         self._engine: Engine | None = Engine(model, params, plan, programs, prepared=prepared)
         self._left_behind = False  # whether slots may still hold samples of a run that was not finished
@@ -100,8 +100,8 @@ class Sampler:
 
     def _serve(self, requests: Iterator[Request], dialogue: Dialogue | None) -> Iterator[Response]:
         engine = self._open()
-        self.stats = SamplerStats(self.plan.slots)
-        if self._left_behind:
+        self.stats = SamplerStats()
+        if self._left_behind or engine.slots != self.plan.slots:
             engine.clear()
         self._left_behind = True
         run = SlotScheduler(engine, self.stats, requests, dialogue)

@@ -20,6 +20,9 @@ _MANY_SLOTS = 2048  # more slots would hardly be faster
 _PREFILL_TOKENS = 8192  # in one call of the prefill program
 _MESSAGE_TOKENS = 1024  # in one call of the extend program
 _FEWEST_INSERTS = 16
+_SHARES = 4, 16  # at the end of a stage, a fourth and then a sixteenth of the slots are used
+_DRAIN = 10.0  # seconds to sample the longest response, from which on fewer slots at the end are worth it
+_SPEED = 4e12  # bytes that a fast device reads in a second
 _TURN = 0.5  # cost of the host's work between two device loops, in decode steps
 _USABLE = 0.92  # share of the free memory; the compiler needs memory for temporary arrays too
 
@@ -34,6 +37,7 @@ class SamplerPlan:
       matrices: dtype of the layers' matrices, if they are in 8 bits; None means `dtype`. Embedding and head
         are not matrices of a layer.
       slots: how many sequences are decoded at the same time.
+      fewer_slots: numbers of slots for the end of a stage, when no samples wait; () always keeps `slots`.
       max_prompt: maximum number of tokens in a prompt.
       max_length: maximum number of tokens in a prompt and its response together.
       cache_length: cache entries per slot, which is `max_length` rounded up.
@@ -51,6 +55,7 @@ class SamplerPlan:
     dtype: Any
     matrices: Any
     slots: int
+    fewer_slots: tuple[int, ...]
     max_prompt: int
     max_length: int
     cache_length: int
@@ -62,6 +67,11 @@ class SamplerPlan:
     work_bytes: int
     memory: int | None
     turns: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Into how many equal parts the slots are divided, so that each device decodes one part."""
+        return _rows_split(self.mesh)
 
     @property
     def message_tokens(self) -> int:
@@ -114,6 +124,8 @@ class SamplerPlan:
         free = "unknown" if self.memory is None else _size(self.memory)
         total = self.weight_bytes + self.cache_bytes + self.work_bytes
         slots = f"{self.slots} slot{'' if self.slots == 1 else 's'}"
+        if self.fewer_slots:
+            slots += f" (at the end {_list(self.fewer_slots)})"
         return (
             f"sampler: {slots} × {self.cache_length} cache entries on {where}, {self._dtypes}; "
             f"prompts up to {self.max_prompt} in buckets of {_list(self.prompt_buckets)}, "
@@ -129,6 +141,7 @@ def plan_sampler(
     max_prompt: int,
     max_length: int,
     slots: int | None = None,
+    shrink: bool | None = None,
     samples: int | None = None,
     mesh: Mesh | None = None,
     dtype: Any = jnp.bfloat16,
@@ -144,6 +157,9 @@ def plan_sampler(
 
     Args:
       slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
+      shrink: whether to continue with fewer slots when few samples are left. A step with fewer slots takes
+        less time, but needs a program of its own, and its shapes change log-probs in their last bits. None:
+        not on a CPU, and only if the longest response takes long enough to sample.
       samples: the total number of samples, if known, so that the plan has no more slots than samples.
       mesh: the devices to use, which must belong to this host; None uses the default device.
       memory: free bytes on each device; None means the value from `free_memory`.
@@ -180,6 +196,7 @@ def plan_sampler(
             dtype=dtype,
             matrices=matrices,
             slots=slots,
+            fewer_slots=(),
             max_prompt=max_prompt,
             max_length=max_length,
             cache_length=cache_length,
@@ -198,13 +215,12 @@ def plan_sampler(
     if slots is not None:
         if slots < 1 or slots % devices:
             raise ValueError(f"sampler: slots={slots} must be a positive multiple of the {devices} devices")
-        return _fitting(sized(slots), sized(devices), usable)
+        return _shrinking(_fitting(sized(slots), sized(devices), usable), device.platform, shrink)
     most = _MOST_SLOTS.get(device.platform, _MANY_SLOTS) * _rows_split(mesh)
     most = most if samples is None else min(most, samples)
     candidates = [sized(count) for count in _halving(_round_up(most, devices), devices)]
-    return next((plan for plan in candidates if _fits(plan, usable)), None) or _fitting(
-        candidates[-1], candidates[-1], usable
-    )
+    found = next((plan for plan in candidates if _fits(plan, usable)), candidates[-1])
+    return _shrinking(_fitting(found, found, usable), device.platform, shrink)
 
 
 def sampler_dtypes(name: str | None) -> dict[str, Any]:
@@ -241,6 +257,18 @@ def _fitting(plan: SamplerPlan, smallest: SamplerPlan, usable: float) -> Sampler
     if not _fits(smallest, usable):
         advice = "a mesh with a larger tensor axis or a shorter max_length would help"
     raise ValueError(f"{plan}: does not fit; {advice}")
+
+
+def _shrinking(plan: SamplerPlan, platform: str, shrink: bool | None) -> SamplerPlan:
+    """Add the smaller numbers of slots to a plan, if `shrink` of `plan_sampler` or its rule wants them."""
+    if shrink is None:
+        seconds = plan.max_length * (plan.weight_bytes + plan.cache_bytes) / _SPEED
+        shrink = platform != "cpu" and seconds >= _DRAIN
+    if not shrink or plan.turns:
+        return plan
+    devices = 1 if plan.mesh is None else plan.mesh.size
+    sizes = {_round_up(max(1, plan.slots // share), devices) for share in _SHARES} - {plan.slots}
+    return dataclasses.replace(plan, fewer_slots=tuple(sorted(sizes, reverse=True)))
 
 
 def _work_bytes(

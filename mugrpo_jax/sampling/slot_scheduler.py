@@ -18,12 +18,13 @@ from mugrpo_jax.sampling.turns import Dialogue, OpenTurns, Turns, message_entrie
 class SamplerStats:
     """Counts (decode steps, tokens, responses, device loops, prefilled prompts) and times of a run so far.
 
+    `slot_steps` adds up, over all decode steps, the number of slots at that time.
     `host_seconds` is the time between a loop's result and the call of the next loop, when the device waits.
     `call_seconds` is the time spent in these calls; some JAX backends return only when the loop has ended.
     """
 
-    slots: int
     steps: int = 0
+    slot_steps: int = 0
     tokens: int = 0
     responses: int = 0
     loops: int = 0
@@ -34,7 +35,7 @@ class SamplerStats:
     @property
     def occupancy(self) -> float:
         """Share of slots that sampled a token, averaged over all decode steps."""
-        return self.tokens / max(1, self.steps * self.slots)
+        return self.tokens / max(1, self.slot_steps)
 
 
 _Sample = tuple[Request, int]  # a request, and the position of a sample in `request.seeds`
@@ -67,14 +68,37 @@ class SlotScheduler:
         self.finished: list[tuple[int, _Sample, int]] = []  # slot, sample and its first step
         self.recent = RecentTokens(self.plan)
         self.latest: LoopResult | None = None
+        self.collected: LoopResult | None = None  # the loop whose tokens were added to `recent`
         self.turns = None if dialogue is None else OpenTurns(dialogue)
-        self.ended: list[Response] = []  # responses of several turns that were not yielded yet
+        self.ended: list[Response] = []  # responses that were not yielded yet
 
     def fill(self) -> bool:
-        """Start waiting samples in the free slots; return whether any slot is busy now."""
+        """Start waiting samples in the free slots; return whether any slot is busy now.
+
+        If no samples wait and few slots are busy, continue with fewer slots.
+        """
         while not self._fill() and self.turns is not None and self.turns.asked:
             self._go_on(self.turns, patient=True)
+        for slots in self.plan.fewer_slots:
+            if slots < self.engine.slots and self.busy and not (self.ready or self.waiting):
+                self._shrink(slots)
         return bool(self.busy)
+
+    def _shrink(self, slots: int) -> None:
+        """Continue with this many slots, if the samples of each part of the slots fit in a part of these."""
+        old, new = self.engine.slots // self.plan.parts, slots // self.plan.parts
+        parts = [
+            [slot for slot in sorted(self.busy) if slot // old == part] for part in range(self.plan.parts)
+        ]
+        if max(map(len, parts)) > new:
+            return
+        self._collect()  # with the old numbers of the slots
+        kept = np.array([slot for part in parts for slot in [*part, *[-1] * (new - len(part))]])
+        self.engine.shrink(kept)
+        self.recent.keep(kept)
+        self.starts, self.lengths = self.starts[kept], np.where(kept < 0, 0, self.lengths[kept])
+        self.busy = {i: self.busy[slot] for i, slot in enumerate(kept.tolist()) if slot >= 0}
+        self.free = np.flatnonzero(kept < 0).tolist()
 
     def _fill(self) -> bool:
         if self.turns is not None:
@@ -112,13 +136,20 @@ class SlotScheduler:
         """Start the next device loop and return without waiting for its end."""
         asked = 0 if self.turns is None else len(self.turns.asked)
         waiting = asked or self.ready or self.waiting
+        pause = asked + self.plan.refill_at(self._mean_length()) if waiting else self._free_to_shrink()
         reach = min(int(self.lengths.max()) + self.plan.steps, self.plan.cache_length)
         self.loop = self.engine.decode(
-            asked + self.plan.refill_at(self._mean_length()) if waiting else self.plan.slots + 1,
+            pause,
             read=next(read for read in self.plan.read_buckets if read >= reach),
             top_k=self.top_k,
             top_p=self.top_p,
         )
+
+    def _free_to_shrink(self) -> int:
+        """Return how many slots must be free so that a loop ends, because fewer slots are then enough."""
+        fewer = [slots for slots in self.plan.fewer_slots if slots < self.engine.slots]
+        # Several parts of the slots can have different numbers of busy slots, so that loops may end in vain.
+        return self.engine.slots - fewer[0] if fewer and self.plan.parts == 1 else self.plan.slots + 1
 
     def finish_loop(self) -> None:
         """Wait for the device loop and free the slots of the samples that it finished."""
@@ -127,6 +158,7 @@ class SlotScheduler:
         self.latest = loop
         self.stats.loops += 1
         self.stats.steps += int(steps)
+        self.stats.slot_steps += int(steps) * (len(left) - 1)
         self.stats.call_seconds += loop.returned - loop.called
         self.stats.host_seconds += loop.called - before.arrived if before else 0.0
         freed = np.flatnonzero(left[:-1] == 0)
@@ -163,16 +195,21 @@ class SlotScheduler:
 
     def responses(self) -> Iterator[Response]:
         """Yield the responses that the last loop finished. Call it while the device runs the next loop."""
-        if self.turns is not None:
-            ended, self.ended = self.ended, []
-            self.stats.responses += len(ended)
-            yield from ended
+        if self.turns is None:
+            self._collect()
+        ended, self.ended = self.ended, []
+        self.stats.responses += len(ended)
+        yield from ended
+
+    def _collect(self) -> None:
+        """Add the tokens of the last loop to the responses; do nothing if this was done already."""
+        if self.latest is None or self.latest is self.collected:
             return
-        if self.latest is not None:
-            self.stats.tokens += self.recent.add(self.latest.emitted)
-        for slot, sample, start in self.finished:
-            self.stats.responses += 1
-            yield _response(sample, *self.recent.since(start, slot))
+        self.collected = self.latest
+        self.stats.tokens += self.recent.add(self.latest.emitted)
+        self.ended += [
+            _response(sample, *self.recent.since(start, slot)) for slot, sample, start in self.finished
+        ]
 
     def _mean_length(self) -> float:
         """Estimate the mean response length. Tokens of unfinished responses make it too high at first."""

@@ -66,6 +66,7 @@ def sampler_plan(
         max_prompt=sampling.max_prompt_tokens,
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
         slots=slots or (sampling.slots if isinstance(sampling.slots, int) else None),
+        shrink=sampling.shrink if isinstance(sampling.shrink, bool) else None,
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
         turns=config.environment.name is not None,
         **sampler_dtypes(config.model.sampling_dtype),

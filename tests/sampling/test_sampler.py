@@ -108,6 +108,33 @@ def test_more_slots_give_the_same_tokens(model, plan, mixed, results, wanted):
         assert results(sampler, mixed) == wanted
 
 
+def test_fewer_slots_at_the_end_give_the_same_tokens(model, plan, mixed, results, wanted):
+    shrinking = plan(16, shrink=True)
+    with Sampler(*model, shrinking) as sampler:
+        sampler.warmup(top_k=True, top_p=True)
+        assert sampler._engine.slots == 16  # as before the warm-up
+        for _ in range(2):  # the second time, there are all slots again
+            assert results(sampler, mixed) == wanted
+            assert sampler._engine.slots == 1 and shrinking.fewer_slots == (4, 1)
+            stats = sampler.stats
+            assert stats.tokens / (16 * stats.steps) < stats.occupancy
+
+
+def test_slots_stay_in_their_part_of_a_mesh_when_they_become_fewer(
+    model, plan, mixed, results, wanted, sampler
+):
+    other = sampler
+    mesh = make_mesh(data=2, fsdp=2, tensor=2, devices=jax.devices()[:8])
+    with Sampler(*model, plan(32, mesh=mesh, shrink=True)) as sampler:
+        before = jax.tree.map(lambda x: x.sharding, sampler._engine._slots)
+        assert results(sampler, mixed) == wanted
+        # A loop of 64 steps ends all of them. Only a long response leaves enough slots free.
+        assert sampler._engine.slots == 32 and sampler.plan.fewer_slots == (8,)
+        long = [Request([5, 9], [1, 2], [2, 80], index=0)]
+        assert results(sampler, long) == results(other, long) and sampler._engine.slots == 8
+        assert jax.tree.map(lambda x: x.sharding, sampler._engine._slots) == before
+
+
 def test_order_does_not_matter(sampler, mixed, results, wanted):
     assert results(sampler, mixed[::-1]) == wanted
 
@@ -276,6 +303,10 @@ def test_slots_stay_occupied_on_long_tailed_lengths(small_model, plan):
         produced = sum(len(r.tokens) for r in sampler.run(requests))
     assert produced == sampler.stats.tokens == lengths.sum()
     assert sampler.stats.occupancy >= 0.9
+    with Sampler(*small_model, plan(32, small_model[0].config, max_length=208, shrink=True)) as shrinking:
+        assert sum(len(r.tokens) for r in shrinking.run(requests)) == produced
+    assert shrinking.stats.steps == sampler.stats.steps
+    assert shrinking.stats.occupancy > sampler.stats.occupancy + 0.02
     # Waiting for the slowest of each batch of 32 would have done far worse.
     waves = lengths.reshape(-1, 32)
     assert lengths.sum() / (waves.max(1) * 32).sum() < 0.6

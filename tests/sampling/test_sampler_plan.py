@@ -30,6 +30,21 @@ def test_slots_follow_the_memory():
         assert plan.cache_bytes == plan.slots * 2048 * 28 * 2 * 4 * 128 * 2
 
 
+def test_fewer_slots_at_the_end_where_the_longest_response_takes_long(monkeypatch):
+    def sizes(length, shrink=None, **options):
+        plan = plan_sampler(
+            QWEN_7B, max_prompt=512, max_length=length, slots=256, memory=900 * GB, shrink=shrink, **options
+        )
+        assert ("(at the end 64, 16)" in str(plan)) == bool(plan.fewer_slots)
+        return plan.fewer_slots
+
+    assert sizes(1024) == sizes(16384) == ()  # never on a CPU by itself
+    assert sizes(1024, True) == (64, 16) and sizes(1024, True, turns=True) == ()
+    gpu = types.SimpleNamespace(platform="gpu", device_kind="an imagined one")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    assert sizes(1024) == sizes(16384, False) == () and sizes(16384) == (64, 16)
+
+
 def test_eight_bits_leave_memory_for_more_slots():
     sizes = {"max_prompt": 512, "max_length": 2048, "memory": 17 * GB}
     plain, eight = plan_sampler(QWEN_7B, **sizes), plan_sampler(QWEN_7B, **sizes, matrices=INT8)
