@@ -96,7 +96,7 @@ def settings(kind: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     from mugrpo_jax import config as configs
     from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 
-    keys = ["sampling.max_prompt_tokens=512", "sampling.max_response_tokens=1536"]
+    keys = ["model.scan_layers=true", "sampling.max_prompt_tokens=512", "sampling.max_response_tokens=1536"]
     keys += [f"batch.tokens_per_micro_batch={arguments.micro_batch}", f"sampling.slots={arguments.slots}"]
     keys += [f"model.remat={arguments.remat}", f"model.source={arguments.model}", *KINDS[kind]]
     shape = KNOWN_SHAPES[arguments.model]

@@ -92,7 +92,7 @@ SMALL = Case(bench_update.SMALL_CASE, "float32", Lengths(8, 4, 20, 56, 0.8), 204
 
 
 def smollm2(name: str, updates: int) -> Case:
-    bare = dataclasses.replace(bench_update.CASES[1], remat="none", scan=True)
+    bare = dataclasses.replace(bench_update.CASES[1], remat="dots", scan=True)
     return Case(bare, "bfloat16", LENGTHS[name], 32_768, 128, updates)
 
 
@@ -139,8 +139,8 @@ def sweep(case: Case) -> list[Case]:
         case,
         *(dataclasses.replace(case, micro_tokens=count) for count in (tokens // 2, 2 * tokens)),
         dataclasses.replace(case, fit_rows=False),
-        other("dots", True),
-        other("dots", True, fit_rows=False),
+        other("full", True),
+        other("none", True),
         other("none", False),
     ]
 

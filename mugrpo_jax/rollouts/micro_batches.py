@@ -16,6 +16,7 @@ from mugrpo_jax.models import plan_packing
 MicroBatch = dict[str, np.ndarray]
 
 _ROOM = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)  # possible values of `Buckets.room`, up to the usual one
+_TRIED = 16  # updates of a stage that `Buckets.fitted` packs to see how many rows they need
 
 
 class Shape(NamedTuple):
@@ -72,26 +73,35 @@ class Buckets:
     def _usual_room(self) -> int:
         return 4 if self.share else 2
 
-    def fitted(self, prompts: np.ndarray, responses: np.ndarray) -> "Buckets":
-        """Return the buckets with rows for these lengths, of prompts `[G]` and of their responses `[G, R]`.
+    def fitted(self, prompts: np.ndarray, responses: np.ndarray, prompts_per_update: int) -> "Buckets":
+        """Return the buckets with only as many rows as the micro-batches of a stage use.
 
-        There are a few possible numbers of rows, so that most stages of a run have the same shapes. There are
-        never more rows than without this, so that a plan made before the responses is an upper bound.
+        Some updates are packed with the usual numbers of rows, to see how many rows they use. There are a few
+        possible numbers of rows, so that most stages of a run have the same shapes. There are never more rows
+        than without this, so that a plan made before the responses is an upper bound.
 
-        >>> Buckets((32, 64), 1024, fit_rows=True).fitted(np.array([10]), np.array([[40, 45]])).room
-        (2.0, 1.5)
+        Args:
+          prompts: `[G]`, the lengths of the prompts.
+          responses: `[G, R]`, the lengths of their responses.
+          prompts_per_update: how many of the G groups are in one update.
+
+        >>> buckets = Buckets((32, 64), 1024, fit_rows=True)
+        >>> buckets.fitted(np.array([10]), np.full((1, 20), 45), prompts_per_update=1).room  # 18 rows of 64
+        (2.0, 1.25)
         """
-        rows = prompts[:, None] + responses
-        stored = responses + 1 + (prompts[:, None] - 1) / responses.shape[1] if self.share else rows
-        room = []
-        for shorter, length in zip((0, *self.lengths), self.lengths):
-            inside = stored[(rows > shorter) & (rows <= length)]
-            # Few rows are shorter than this. A micro-batch of only such rows is full before its tokens are.
-            needed = length / np.quantile(inside, 0.1) if inside.size else self._usual_room
-            room.append(
-                next((size for size in _ROOM if needed <= size <= self._usual_room), self._usual_room)
-            )
-        return dataclasses.replace(self, room=tuple(room))
+        usual = dataclasses.replace(self, room=None)
+        used = dict.fromkeys(self.lengths, 0.0)
+        starts = np.arange(0, max(1, len(prompts) - prompts_per_update + 1), prompts_per_update)
+        for start in starts[:: -(-len(starts) // _TRIED)]:
+            chosen = slice(start, start + prompts_per_update)
+            for taken, shape in _plan(_outlines(prompts[chosen], responses[chosen]), usual):
+                rows = self.parts * max(map(len, taken))
+                used[shape.length] = max(used[shape.length], rows * shape.length / shape.tokens)
+        most = float(self._usual_room)
+        room = tuple(
+            next((size for size in _ROOM if 0 < part <= size < most), most) for part in used.values()
+        )
+        return dataclasses.replace(self, room=room)
 
     @property
     def shapes(self) -> list[Shape]:
@@ -141,6 +151,16 @@ class Row(NamedTuple):
     def written(self) -> int:
         """Number of response tokens that the model wrote."""
         return len(self.response) if self.wrote is None else int(self.wrote.sum())
+
+
+def _outlines(prompts: np.ndarray, responses: np.ndarray) -> list[Row]:
+    """Return rows with the lengths of these prompts `[G]` and responses `[G, R]`, without their tokens."""
+    none = np.zeros(0, np.float32)
+    rows = []
+    for prompt, lengths in zip(prompts.tolist(), responses.tolist()):
+        shared = np.broadcast_to(np.int32(0), prompt)
+        rows += [Row(shared, np.broadcast_to(np.int32(0), length), none, 0.0) for length in lengths]
+    return rows
 
 
 def abstract_micro_batch(

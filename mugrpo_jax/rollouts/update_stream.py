@@ -184,7 +184,7 @@ class UpdateStream:
         index = read_index(stage)
         reader = RowReader(stage, index.lengths.shape[1], reference, behaviors)
         if buckets.fit_rows:
-            buckets = buckets.fitted(index.prompts, index.lengths)
+            buckets = buckets.fitted(index.prompts, index.lengths, prompts_per_update)
         arrange |= {"buckets": buckets, "reference": reference is not None, "behaviors": bool(behaviors)}
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.

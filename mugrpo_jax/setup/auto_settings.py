@@ -1,9 +1,10 @@
 """Choose the settings that a config leaves to us (`auto`) from the model's shape, the lengths and the memory.
 
-The rules come from measurements on one H200 with SmolLM2-135M. There, unrolled layers without remat were 7 to
-13 % faster than a scan with remat `dots`, but took over a minute to compile for each shape of a micro-batch.
-Micro-batches should be large, and an update should fill them. The memory of activations is an estimate;
-`planning` measures it with the compiler.
+The rules come from measurements on one H200 with SmolLM2-135M (docs/performance.md). There, unrolled layers
+without remat were 6 % faster than a scan with remat `dots`, but took a minute to compile for each shape of a
+micro-batch. A scan without remat was 18 % slower: copying what every layer stores takes longer than computing
+it again. Micro-batches should be large, and an update should fill them. The memory of activations is an
+estimate; `planning` measures it with the compiler.
 """
 
 import dataclasses
@@ -25,10 +26,11 @@ from mugrpo_jax.setup.lora import trainable_model
 MEAN_PROMPT, MEAN_RESPONSE = 0.25, 0.5  # assumed mean lengths, as shares of the longest
 _USABLE = 0.8  # share of the memory; the estimate below is not exact
 _ENOUGH_TOKENS = 16_384  # on one device; fewer would not keep it busy
-_MOST_TOKENS = {"cpu": 8192}  # on one device; other platforms have `MOST_CHOSEN_TOKENS`
+_MOST_TOKENS = {"cpu": 8192, "gpu": 65_536}  # on one device; other platforms have `MOST_CHOSEN_TOKENS`
 _SMALL_MODEL = 10**9  # parameters; unrolled layers of larger models take minutes to compile
-_LONG_RUN = 1500  # seconds of updates in the whole run; in a shorter one, unrolling costs more than it saves
+_LONG_RUN = 3600  # seconds of updates in the whole run; in a shorter one, unrolling costs more than it saves
 _SPEED = 3e14  # FLOP/s of a device in the updates of a small model
+_SCANS = [("none", True), ("dots", True), ("full", True)]
 _LOGITS = 3 << 30  # bytes: one chunk of logits, its probabilities and its gradient
 
 
@@ -147,7 +149,7 @@ def _passes(config: RunConfig, estimate: _Estimate, left: float | None) -> tuple
     """Return the fastest remat and scan that leave memory for a micro-batch of enough tokens."""
     wanted, scan = config.model.remat, config.model.scan_layers
     options = [("none", False)] if estimate.may_unroll else []
-    options += [("none", True), ("dots", True), ("full", True)]
+    options += [("dots", True), ("full", True)] if estimate.platform == "gpu" else _SCANS
     if scan != AUTO:
         options = [(remat, bool(scan)) for remat in ("none", "dots", "full")]
     if wanted != AUTO:

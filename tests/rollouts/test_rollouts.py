@@ -8,7 +8,7 @@ import pytest
 
 from mugrpo_jax import rollouts
 from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, row_reader
-from mugrpo_jax.rollouts.micro_batches import Buckets, Row, _plan, arrange
+from mugrpo_jax.rollouts.micro_batches import Buckets, Row, _outlines, _plan, arrange
 
 
 def group(index: int, responses: int = 4) -> Group:
@@ -247,30 +247,43 @@ def test_the_number_of_rows_follows_the_lengths_of_a_stage(tmp_path, share):
 def test_no_stage_needs_more_rows_than_were_planned(share, most):
     """Prompts of 1 token and responses of 1 to 3: many more rows than usual would fit into the tokens."""
     plan = rollouts.plan_buckets(128, 2048, unit=64, share=share, fit_rows=True)
-    fitted = plan.fitted(np.full(9, 1), np.tile([1, 2, 3], (9, 1)))
+    fitted = plan.fitted(np.full(90, 1), np.tile([1, 2, 3], (90, 1)), prompts_per_update=90)
     assert fitted.room == (most, most)  # the second length has no rows
     assert fitted.shapes == plan.shapes
 
 
 def fitted_room(prompts, responses, **options):
     buckets = Buckets((32, 64, 128), 1024, fit_rows=True, **options)
-    return buckets.fitted(np.array(prompts), np.array(responses)).room
+    return buckets.fitted(np.array(prompts), np.array(responses), len(prompts)).room
 
 
-def test_room_for_rows_is_that_of_short_rows_of_each_length():
-    """Length / stored tokens of a row, rounded up; the usual room where there are no rows."""
-    assert fitted_room([10], [[54] * 9 + [30]]) == (2.0, 1.25, 2.0)  # few are short: 64 / 61.6
-    assert fitted_room([10], [[54] * 4 + [30] * 6]) == (2.0, 1.75, 2.0)  # 64 / 40
-    assert fitted_room([4], [[28] * 4]) == (1.25, 2.0, 2.0)  # a row that fills its length is not of the next
-    assert fitted_room([8], [[24] * 9 + [30] * 9]) == (1.25, 1.75, 2.0)  # 38 tokens: 64 / 38
-    assert fitted_room([1], [[2, 2]]) == (2.0, 2.0, 2.0)  # 32 / 3, and there is no more than 2
-    # Shared prompts of 40 tokens: 30 + 1 + 39 / 2 in each of two rows, and 30 + 1 + 39 / 5 in each of five.
-    assert fitted_room([40, 40, 40], [[30] * 2] * 3, share=True) == (4.0, 4.0, 3.0)
-    assert fitted_room([40, 40, 40], [[30] * 5] * 3, share=True) == (4.0, 4.0, 4.0)
-    assert fitted_room([33], [[31] * 3], share=True) == (4.0, 1.5, 4.0)  # 64 / (31 + 1 + 32 / 3)
-    room = fitted_room([1, 10], [[2], [54]])
-    shapes = dataclasses.replace(Buckets((32, 64, 128), 1024), room=room).shapes
+def test_room_for_rows_is_what_the_micro_batches_of_a_stage_use():
+    """Rows · length / tokens, rounded up; the usual room where there are no rows."""
+    assert fitted_room([10], [[54] * 16]) == (2.0, 1.25, 2.0)  # 16 · 64 / 1024
+    assert fitted_room([10], [[30] * 30]) == (2.0, 1.75, 2.0)  # 25 rows of 40 tokens: 25 · 64 / 1024
+    assert fitted_room([4], [[28] * 40]) == (1.25, 2.0, 2.0)  # a row that fills its length is not of the next
+    assert fitted_room([10], [[54] + [20] * 30]) == (2.0, 2.0, 2.0)  # one long row, and short ones behind it
+    assert fitted_room([1], [[2] * 500]) == (2.0, 2.0, 2.0)  # 32 / 3, and there is no more than 2
+    # Shared prompts of 40 tokens: two rows have 70 + 31 tokens, so 20 rows fit; five have 194, so 25 or 26.
+    assert fitted_room([40] * 10, [[30] * 2] * 10, share=True) == (4.0, 4.0, 2.5)
+    assert fitted_room([40] * 10, [[30] * 5] * 10, share=True) == (4.0, 4.0, 4.0)
+    shapes = Buckets((32, 64, 128), 1024, room=(2.0, 1.25, 2.0)).shapes
     assert [shape.rows for shape in shapes[::3]] == [64, 20, 16]  # 2 · 1024 / 32, 1.25 · 1024 / 64, 2 · ...
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_long_tailed_responses_need_no_more_micro_batches_with_fitted_rows(share):
+    """Short responses of a long one's group are in its micro-batches, so that these need many rows."""
+    rng = np.random.default_rng(0)
+    prompts = np.full(64, 12)
+    responses = np.clip(np.exp(rng.normal(3.0, 0.8, (64, 8))), 4, 116).astype(int)
+    usual = Buckets((32, 64, 128), 2048, share=share, fit_rows=True)
+    fitted = usual.fitted(prompts, responses, prompts_per_update=16)
+    for start in range(0, 64, 16):
+        rows = _outlines(prompts[start : start + 16], responses[start : start + 16])
+        (before, after) = ([shape for _, shape in _plan(rows, plan)] for plan in (usual, fitted))
+        assert [shape.tokens for shape in after] == [shape.tokens for shape in before]
+        assert sum(shape.rows for shape in after) <= sum(shape.rows for shape in before)
 
 
 def planned_rows(lengths, buckets):

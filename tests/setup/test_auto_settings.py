@@ -32,28 +32,30 @@ def chosen(monkeypatch):
 
 
 def test_a_small_model_on_a_large_gpu_is_unrolled_without_remat(chosen):
-    values, text = chosen(SMOLLM2, 130, *SHORT, "batch.stages=8")
+    values, text = chosen(SMOLLM2, 130, *SHORT, "batch.stages=16")
     assert values["model.scan_layers"] is False
     assert values["model.remat"] == "none"
     assert "model.scan_layers=false: unrolled layers are faster for a small model and a long run" in text
-    # 512 responses of 32 + 150 tokens: three micro-batches, of which at most a fifteenth stays empty.
+    # 512 responses of 32 + 150 tokens: two micro-batches, of which at most a fifteenth stays empty.
     tokens, mean = values["batch.tokens_per_micro_batch"], 512 * 182
-    assert 16_384 <= tokens <= 32_768
-    assert 14 / 15 < mean / (3 * tokens) < 1
-    assert f"an update has about {mean:,} tokens, which fill 3 of them" in text
+    assert 32_768 <= tokens <= 65_536
+    assert 14 / 15 < mean / (2 * tokens) < 1
+    assert f"an update has about {mean:,} tokens, which fill 2 of them" in text
 
 
 def test_the_layers_of_a_short_run_are_scanned(chosen):
     """256 updates of 93,184 tokens, at 6 · 134.5M FLOPs per token: unrolling takes longer than it saves."""
-    values, text = chosen(SMOLLM2, 130, *SHORT, "batch.stages=1", "batch.updates_per_stage=256")
+    short = (*SHORT, "batch.stages=1", "batch.updates_per_stage=256")
+    values, text = chosen(SMOLLM2, 130, *short)
     assert values["model.scan_layers"] is True
-    assert values["model.remat"] == "none"
+    assert values["model.remat"] == "dots"  # on a GPU, a scan without remat is slower
+    assert chosen(SMOLLM2, 130, *short, platform="tpu")[0]["model.remat"] == "none"
     assert "a scan over the layers compiles faster; the updates take only about 64 s" in text
 
 
 def test_less_memory_means_more_remat_and_then_smaller_micro_batches(chosen):
     order = {"none": 0, "dots": 1, "full": 2}
-    found = [chosen(SMOLLM2, memory, *SHORT)[0] for memory in (130, 24, 8, 6, 4)]
+    found = [chosen(SMOLLM2, memory, *SHORT, "batch.stages=16")[0] for memory in (130, 24, 8, 6, 4)]
     remat = [order[values["model.remat"]] for values in found]
     assert remat == sorted(remat)
     assert remat[0] == 0
@@ -77,7 +79,7 @@ def test_lora_leaves_the_memory_of_gradients_and_moments_to_activations(chosen):
     assert full["model.remat"] == "full" and "of the 0 GB beside weights and optimizer" in text
     frozen, text = chosen(QWEN_7B, 80, "lora.rank=16")
     assert "of the 44.4 GB beside weights and optimizer" in text
-    assert 7 * 4352 < frozen["batch.tokens_per_micro_batch"] <= 32_768
+    assert 7 * 4352 < frozen["batch.tokens_per_micro_batch"] <= 65_536
     assert chosen(QWEN_7B, 130, "lora.rank=16")[0]["model.remat"] == "dots"
     assert frozen["batch.tokens_per_micro_batch"] > 3 * full["batch.tokens_per_micro_batch"]
     assert "of the 50.9 GB" in chosen(QWEN_7B, 80, "lora.rank=16", "lora.base_dtype=int8")[1]
