@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mugrpo_jax.models.attention import Backend, attention
+from mugrpo_jax.models.attention import Backend, attention, packed_attention, resolve_backend
 from mugrpo_jax.models.model_config import ModelConfig
 from mugrpo_jax.models.rope import rotate, rotation
 from mugrpo_jax.models.row_packing import Packing
@@ -176,6 +176,9 @@ def apply_layer(
 
 
 def _attend_packed(packing: Packing, backend: Backend, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    segments = packing.segments
+    if segments is not None and resolve_backend(backend, q.dtype) == "splash":
+        return packed_attention(q, k, v, segments, longest=packing.padded_from.shape[1])
     q, k, v = packing.unpack(q), packing.unpack_keys(k), packing.unpack_keys(v)
     return packing.pack(attention(q, k, v, rows=packing.lengths, backend=backend))
 

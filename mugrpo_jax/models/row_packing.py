@@ -2,7 +2,8 @@
 
 Norms, projections, MLP and head compute each token on its own, so the tokens of many rows can be stored one
 after the other in a few long rows. Only attention needs to know where a row starts. Queries, keys and values
-are therefore copied to right-padded rows before attention, and the attention output is packed again.
+are therefore copied to right-padded rows before attention, and the attention output is packed again. On TPUs
+the attention kernel reads packed rows as they are, unless rows share their prompts.
 
     tokens of 3 rows [3, 4]        packed [1, 8]
     a b c .                        a b c d e f g .
@@ -44,6 +45,11 @@ class Packing(NamedTuple):
         return jnp.asarray(self.packed_from) % self.padded_from.shape[1]
 
     @property
+    def segments(self) -> jax.Array | None:
+        """Return the number of the padded row of each packed token, `[P, N]`; None if rows share tokens."""
+        return jnp.asarray(self.packed_from) // self.padded_from.shape[1]
+
+    @property
     def lengths(self) -> jax.Array:
         """Return the number of tokens in each padded row, `[R]`."""
         return (jnp.asarray(self.padded_from) < self.packed_from.shape[1]).sum(1)
@@ -77,6 +83,11 @@ class SharedPacking(Packing):
         a b c d e                                (the last token of the prompt is stored once per row,
         a b c f .                                 because the first response token is predicted there)
     """
+
+    @property
+    def segments(self) -> None:
+        """Return None: a shared token belongs to several rows."""
+        return None
 
     def pack(self, x: jax.Array) -> jax.Array:
         """Copy `[R, T, ...]` to packed rows `[P, N, ...]`. A shared token gets its first copy's value."""

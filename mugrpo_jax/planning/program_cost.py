@@ -279,7 +279,10 @@ def _taps(attributes: str, axis: int, outputs: int, entries: int, taps: int) -> 
 
 
 def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:
-    """Compute the FLOPs of an attention kernel from its operands; a causal kernel needs half of them."""
+    """Compute the FLOPs of an attention kernel from its operands; a causal kernel needs half of them.
+
+    Splash lists the blocks of keys for each block of queries. If these are not all, it computes only a band.
+    """
     products = next(
         (n for name, n in _KERNELS.items() if name in instruction.name + instruction.attributes), 0
     )
@@ -291,6 +294,9 @@ def _kernel_flops(instruction: Instruction, table: Mapping[str, Instruction]) ->
         return 0.0
     queries, keys = rows[:2]
     length = max(keys.dims[1:-1])
+    for blocks in (a.dims[1:] for a in arrays if a.dtype == "s8" and len(a.dims) == 3):
+        if min(blocks) < max(blocks):
+            return products * 2.0 * queries.size * length * min(blocks) / max(blocks)
     causal = max(queries.dims[1:-1]) == length
     return products * 2.0 * queries.size * length / (2 if causal else 1)
 

@@ -1,6 +1,7 @@
 """Claims about packed rows: the log-probs and gradients of padded rows, on one device and on a mesh."""
 
 import contextlib
+import functools
 import re
 
 import cases
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax import models
+from mugrpo_jax.models.attention import packed_attention
 
 LENGTHS = np.array([19, 7, 1, 12, 18, 3, 9, 0])
 WIDTH = 19
@@ -45,6 +47,63 @@ def test_packed_rows_give_the_value_and_gradient_of_padded_rows(family, options)
     rows, tokens, packing = packed(parts=2, tokens_per_part=41)
     of = jax.jit(jax.value_and_grad(value(model, options)))
     assert cases.scaled_difference(of(params, rows), of(params, tokens, packing)) < 5e-5
+
+
+@pytest.mark.parametrize("shape", [None, (2, 1, 2)], ids=str)
+def test_splash_attention_on_packed_rows_is_attention_on_each_row(shape):
+    """Odd lengths over blocks of 256 tokens; the longest row reaches over more than one block."""
+    lengths = [301, 77, 1, 50, 0, 190, 33, 20] if shape is None else [61, 7, 1, 50]
+    width, parts = max(lengths), 1 if shape is None else 2
+    packing = models.plan_packing(
+        lengths, (len(lengths), width), tokens=680 if shape is None else 70, parts=parts
+    )
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, weights = (
+        jax.random.normal(key, (*packing.packed_from.shape, heads, 24))
+        for key, heads in zip(keys, (4, 2, 2, 4))
+    )
+    real = packing.packed_from < len(lengths) // parts * width
+
+    def total(attend):
+        def of(*inputs):
+            return (jnp.where(real[..., None, None], attend(*inputs), 0.0) * weights).sum()
+
+        return jax.jit(jax.value_and_grad(of, argnums=(0, 1, 2)))(q, k, v)
+
+    def padded(*inputs):
+        return packing.pack(models.attention(*map(packing.unpack, inputs), backend="xla"))
+
+    def segments(*inputs):
+        return packed_attention(*inputs, packing.segments, longest=width)
+
+    expected = total(padded)
+    mesh = shape and models.make_mesh(data=shape[0], tensor=shape[2], devices=jax.devices()[:4])
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        assert cases.scaled_difference(expected, total(segments)) < 1e-5
+        assert (
+            cases.scaled_difference(
+                expected,
+                total(functools.partial(packed_attention, segments=packing.segments * 0, longest=width)),
+            )
+            > 1e-2
+        )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_with_splash_attention_takes_packed_rows(shared):
+    """With shared prompts, its rows are padded first."""
+    model, params = cases.make(cases.QWEN2)
+    rows = np.asarray(cases.tokens(rows=len(LENGTHS), length=WIDTH)).copy()
+    prefixes = [0, 2, 0, 0, 5, 0, 0, 0] if shared else None
+    for row, count in enumerate(prefixes or ()):
+        rows[row, :count] = rows[row - 1, :count]
+    packing = models.plan_packing(LENGTHS.tolist(), rows.shape, tokens=80, shared=prefixes)
+    tokens = np.asarray(packing.pack(jnp.asarray(rows)))
+    expected, found = (
+        jax.jit(jax.value_and_grad(value(model, {"backend": backend})))(params, tokens, packing)
+        for backend in ("xla", "splash")
+    )
+    assert cases.scaled_difference(expected, found) < 5e-5
 
 
 def test_the_first_token_of_a_packed_row_has_no_logprob():
