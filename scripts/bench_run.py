@@ -8,13 +8,14 @@ Prints one JSON line per measurement:
     python scripts/bench_run.py --share-prompts           # also with each prompt computed once for its group
     python scripts/bench_run.py --profile                 # also the kernel times, of both
     python scripts/bench_run.py --sweep                   # every setting that `auto` chooses between
+    python scripts/bench_run.py --small-updates --sweep   # updates of only 64 short responses
     python scripts/bench_run.py --small                   # a tiny shape, to check that the script runs
 
 `bare` is the forward and backward pass of `bench_update.py`: full rows as long as the mean prompt with its
 response, all in memory, no optimizer. `whole` is what a run does: Grain reads a stage of ragged responses
-from disk and forms updates of 256 responses in length buckets; the update computes the objective with its
-diagnostics, float32 accumulation, AdamW and the drift metrics. Both rates count real tokens: each response
-with its prompt, without padding.
+from disk and forms updates of 256 (or 64) responses in length buckets; the update computes the objective with
+its diagnostics, float32 accumulation, AdamW and the drift metrics. Both rates count real tokens: each
+response with its prompt, without padding.
 `bare` computes logits for all tokens, `whole` only for response tokens, which the loss needs.
 `parts` times the same updates without the optimizer and without the disk.
 """
@@ -37,7 +38,7 @@ from mugrpo_jax.config import OptimizerSection
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, Update, UpdateStream, plan_buckets
 
-PROMPTS, GROUP = 32, 8
+GROUP = 8
 WARM_UP = 3
 
 
@@ -80,6 +81,7 @@ class Case:
     unit: int
     updates: int
     fit_rows: bool = True  # `Buckets.fit_rows`
+    prompts: int = 32  # of an update
 
     def bare_rows(self) -> bench_update.Case:
         """The bare pass with rows of the mean length, and as many tokens at a time."""
@@ -89,6 +91,13 @@ class Case:
 
 
 SMALL = Case(bench_update.SMALL_CASE, "float32", Lengths(8, 4, 20, 56, 0.8), 2048, 16, 4)
+
+
+def small_updates(updates: int) -> Case:
+    """Updates as in configs/experiments/smollm2_word_problems.yaml: 64 responses in one micro-batch."""
+    lengths = dataclasses.replace(LENGTHS["short"], prompt=72, longest=72)
+    case = dataclasses.replace(smollm2("short", updates), lengths=lengths, prompts=8)
+    return dataclasses.replace(case, micro_tokens=3584, unit=224)
 
 
 def smollm2(name: str, updates: int) -> Case:
@@ -104,6 +113,7 @@ def main() -> None:
     parser.add_argument("--share-prompts", action="store_true", help="measure batch.share_prompts as well")
     parser.add_argument("--profile", action="store_true", help="also print which kernels take the time")
     parser.add_argument("--sweep", action="store_true", help="measure several settings of the update")
+    parser.add_argument("--small-updates", action="store_true", help="8 × 8 short responses, shared prompts")
     parser.add_argument("--updates", type=int, default=50, help="updates to time for each kind of lengths")
     parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
     arguments = parser.parse_args()
@@ -112,7 +122,10 @@ def main() -> None:
         if arguments.small
         else {name: smollm2(name, arguments.updates) for name in arguments.lengths}
     )
+    if arguments.small_updates:
+        cases = {"word problems": small_updates(arguments.updates)}
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
+    shares = (True,) if arguments.small_updates else (False, True) if arguments.share_prompts else (False,)
     for name, case in cases.items():
         bare = bench_update.measure(
             case.bare_rows(), case.dtype, repeats=5, peak=990e12, profile=arguments.profile
@@ -120,7 +133,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             stage = make_stage(case, Path(folder))
             for variant in sweep(case) if arguments.sweep else [case]:
-                for share in (False, True) if arguments.share_prompts else (False,):
+                for share in shares:
                     whole = measure_whole(variant, stage, share, profile=arguments.profile)
                     about = {"lengths": name, "share_prompts": share, **settings(variant)}
                     say(what="share", **about, whole_of_bare=round(whole / bare, 4))
@@ -154,7 +167,7 @@ def settings(case: Case) -> dict[str, Any]:
 def make_stage(case: Case, folder: Path) -> RolloutFolder:
     """Random responses, written in the format of a run."""
     rng = np.random.default_rng(0)
-    prompts = PROMPTS * (case.updates + WARM_UP)
+    prompts = case.prompts * (case.updates + WARM_UP)
     stage = RolloutFolder(folder, {"made": "at random"}, prompts, 64)
     vocabulary = case.bare.model.vocab_size
 
@@ -188,7 +201,7 @@ def stream(case: Case, stage: RolloutFolder, share: bool) -> UpdateStream:
         seed=0,
         stage_index=0,
         epochs=1,
-        prompts_per_update=PROMPTS,
+        prompts_per_update=case.prompts,
         buckets=plan_buckets(longest, case.micro_tokens, unit=case.unit, share=share, fit_rows=case.fit_rows),
         advantage="std",
         aggregation="token_mean",
