@@ -57,7 +57,7 @@ def behavior_log_ratio(runs: Sequence[History]) -> Panel:
 def behavior_abandoned(runs: Sequence[History]) -> Panel:
     """Panel: the share of the responses of each behavior with A < 0 that have an abandoned token."""
     metric = "abandoned/negative_responses"
-    return _over_updates(runs, "Responses with a trigger", "share where A < 0", metric)
+    return _over_updates(runs, "Responses with a token of ρ < 1e-4", "share where A < 0", metric)
 
 
 def behavior_entropy(runs: Sequence[History]) -> Panel:

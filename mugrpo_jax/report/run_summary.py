@@ -23,7 +23,7 @@ def comparison(runs: Sequence[History]) -> str:
 
     The shares are means over all updates. A trigger is a token whose ratio fell below 1e-4.
     """
-    header = ["run", "objective", "updates", "accuracy", "clipped", "vetoed", "wrong with a trigger"]
+    header = ["run", "objective", "updates", "accuracy", "clipped", "vetoed", "wrong, ρ < 1e-4"]
     rows = [
         [
             run.name,
