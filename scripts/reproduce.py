@@ -96,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="µ of the GRPO runs")
     grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="µ of the µ-GRPO runs")
     grid.add_argument(
+        "--lags", nargs="+", type=int, default=[0], help="batch.lag L of all runs: S = L·µ + µ - 1"
+    )
+    grid.add_argument(
         "--rates",
         nargs="+",
         type=float,
@@ -201,10 +204,13 @@ def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
     """The runs of the grid. They evaluate few problems, but often, to see when a run collapses."""
     evaluation = ["evaluation.every=128", "evaluation.problems=256", "evaluation.samples=2"]
     pairs = [("grpo", mu) for mu in arguments.mu] + [("mu_grpo", mu) for mu in arguments.protected_mu]
-    for seed, rate, (objective, mu) in itertools.product(arguments.seeds, arguments.rates, pairs):
+    settings = itertools.product(arguments.seeds, arguments.rates, pairs, arguments.lags)
+    for seed, rate, (objective, mu), lag in settings:
         keys = [f"seed={seed}", f"objective.name={objective}", f"optimizer.learning_rate={rate}"]
         rare = f"checkpoints.every={arguments.updates}"  # only at a stop and at the end
-        yield f"law/{objective}-mu{mu}-lr{rate:g}-seed{seed}", mu, [*keys, *evaluation, rare]
+        late, lagged = (f"-lag{lag}", [f"batch.lag={lag}"]) if lag else ("", [])
+        name = f"law/{objective}-mu{mu}{late}-lr{rate:g}-seed{seed}"
+        yield name, mu, [*keys, *lagged, *evaluation, rare]
 
 
 def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str], start: Path) -> Work:

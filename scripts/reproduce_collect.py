@@ -161,10 +161,10 @@ def _law(folder: Path) -> dict[str, Any]:
         "run": folder.name,
         "finished": (folder / "done").exists(),
         "objective": run.config.objective.name,
-        "mu": place.per_stage,
+        "mu": place.lag + 1,  # (L + 1)·µ with `batch.lag`; else µ
         "learning_rate": place.learning_rate,
         "seed": run.config.seed,
-        "lag_times_rate": place.per_stage * place.learning_rate,
+        "lag_times_rate": (place.lag + 1) * place.learning_rate,
         "updates": place.updates,
         "accuracy_start": accuracy[0] if accuracy else None,
         "accuracy_end": accuracy[-1] if accuracy else None,

@@ -17,14 +17,18 @@ def abandoned(runs: Sequence[History]) -> Panel:
         "responses are pushed down, so they lose tokens first. Triggers in right responses are a side effect."
     )
     metrics = {"wrong, A < 0": "abandoned/negative_responses", "right, A > 0": "abandoned/positive_responses"}
-    return for_all(runs, "Responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note)
+    return for_all(
+        runs, "Responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note
+    )
 
 
 def triggered(runs: Sequence[History]) -> Panel:
     """Panel: share of the wrong responses with a trigger, against staleness."""
     note = "Share of the responses with A < 0 in which the ratio ρ of a token fell below 1e-4."
     metrics = {"wrong, A < 0": "abandoned/negative_responses"}
-    return for_all(runs, "Wrong responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note)
+    return for_all(
+        runs, "Wrong responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note
+    )
 
 
 def pull_behind_trigger(runs: Sequence[History]) -> Panel:

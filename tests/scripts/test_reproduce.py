@@ -136,6 +136,12 @@ def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
         parse(["run", "--runs", "r", "--queue", "mu_grpo:0:fast"])
     grid = list(reproduce._grid(parse(["grid", "--runs", "r"])))
     assert len(grid) == 16 and grid[3][0] == "law/mu_grpo-mu512-lr1e-06-seed0"
+    late = parse(
+        ["grid", "--runs", "r", "--mu", "8", "--lags", "0", "7", "--protected-mu", "--rates", "2e-5"]
+    )
+    (_, mu, at_once), (name, _, keys) = reproduce._grid(late)
+    assert (name, mu) == ("law/grpo-mu8-lag7-lr2e-05-seed0", 8) and "batch.lag=7" in keys
+    assert not any("lag" in key for key in at_once)
     with pytest.raises(SystemExit, match="not a multiple of µ = 1000"):
         reproduce._work(Path("x"), 1000, both, [], Path("model"))
 
