@@ -6,8 +6,8 @@ Prints one JSON line per measurement:
     python scripts/bench_attention.py            # on a GPU: 32,768 tokens, three kinds of lengths
     python scripts/bench_attention.py --small    # a tiny shape, to check that the script runs
 
-The layers compute packed rows. Attention copies their queries, keys and values to padded rows, and packs its
-result again (`models.Packing`). The kinds are:
+The layers compute packed rows. On a GPU, attention copies their queries, keys and values to padded rows, and
+packs its result again (`models.Packing`). The kinds are:
 
     bare     padded rows of the mean length, nothing is copied
     exact    packed rows, copied to as many padded rows as there are responses

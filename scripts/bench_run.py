@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=50, help="updates to time for each kind of lengths")
     parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
     arguments = parser.parse_args()
+    if arguments.small and arguments.small_updates:
+        parser.error("--small and --small-updates: choose one")
     cases = (
         {"small": SMALL}
         if arguments.small

@@ -27,7 +27,7 @@ from mugrpo_jax.config.settings import ConfigError, Section, setting
 from mugrpo_jax.objectives import ObjectiveConfig
 
 AUTO = "auto"  # the value of a key that the run chooses itself
-MOST_CHOSEN_TOKENS = 32_768  # of a micro-batch on one device; more would hardly be faster
+MOST_CHOSEN_TOKENS = 32_768  # of a micro-batch on one device that is not a GPU
 # Keys that are chosen before a run starts for the first time, and then kept. `sampling.slots` is not among
 # them: it depends on the memory that is free when the sampler starts.
 CHOSEN_AT_START = ("model.scan_layers", "model.remat", "batch.tokens_per_micro_batch")
@@ -38,7 +38,7 @@ UNTIL_RESPONSES = ("task.reward", "sampling.max_response_tokens")
 # Limits on which no stored rollout depends, so that a run may resume with other values too.
 CHANGEABLE_LIMITS = {
     "task": ("scorers", "deadline", "scorer_memory_mb", "max_failed", "unsafe_sandbox"),
-    "sampling": ("slots", "max_prompt_tokens"),
+    "sampling": ("slots", "shrink", "max_prompt_tokens"),
     "environment": ("workers", "deadline"),
     "optimizer": ("max_skipped",),
 }

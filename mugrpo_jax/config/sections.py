@@ -163,7 +163,8 @@ class SamplingSection(Section):
         "auto",
         "continue with fewer slots when few responses of a stage are left. Then a step takes less time, but "
         "other shapes change log-probs in their last bits, so that a run killed while sampling may resume "
-        "with other responses. `auto`: not on a CPU, and only where the longest responses take long",
+        "with other responses. `auto`: not on a CPU, and only where the longest responses take long. With an "
+        "environment, the slots are always kept",
     )
     prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
     behaviors: tuple[BehaviorSection, ...] | None = setting(

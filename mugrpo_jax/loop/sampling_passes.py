@@ -194,9 +194,9 @@ def _requests(run: SamplingContext, stage: int, prompts: Sequence[int], source: 
 
 
 def _add(found: Sequence[Mapping[str, Any]]) -> Seconds:
-    """Add up the seconds and counts of several passes; the occupancy is the mean over their decode steps."""
+    """Add up the seconds and counts of several passes; the occupancy is that of all their slots."""
     total = {name: sum(seconds[name] for seconds in found) for name in (found[0] if found else ())}
-    if total.get("decode_steps"):
-        filled = sum(seconds["occupancy"] * seconds["decode_steps"] for seconds in found)
-        total["occupancy"] = filled / total["decode_steps"]
+    if total.get("slot_steps"):
+        filled = sum(seconds["occupancy"] * seconds["slot_steps"] for seconds in found)
+        total["occupancy"] = filled / total["slot_steps"]
     return total

@@ -1,7 +1,8 @@
 """Compute causal attention with one of three back ends: XLA (the reference), cuDNN (GPU), splash (TPU).
 
-Rows are right-padded, so the causal mask alone hides padding from real tokens. Training and prefill therefore
-need no other mask. Decoding passes the number of filled KV cache entries of each row instead.
+Right-padded rows need only the causal mask, which hides padding from real tokens. Packed rows also need the
+segment of each token, so that a token sees only its own row. Decoding passes the number of filled KV cache
+entries of each row.
 """
 
 import functools
@@ -136,15 +137,6 @@ def _splash_kernel(heads: int, length: int, window: int, interpret: bool) -> Any
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    class Band(masks.LocalMask):
-        """A local mask that looks at the numbers of a block only where the band may cross the block."""
-
-        def __getitem__(self, index: Any) -> Any:
-            (first, last), (start, end) = ((part.start, part.stop) for part in index)
-            if last <= start or end <= first - window:
-                return np.broadcast_to(np.False_, (last - first, end - start))
-            return super().__getitem__(index)
-
     # The band of a window covers whole blocks, so smaller blocks compute less of it in vain.
     most = max(_LANES, window // 2) if window else length
     block = next(size for size in (512, 256, _LANES) if size <= most and length % size == 0)
@@ -152,6 +144,22 @@ def _splash_kernel(heads: int, length: int, window: int, interpret: bool) -> Any
     blocks: dict[str, Any] = {f"block_{name}": block for name in names}
     sizes = splash.BlockSizes(**blocks)
     square = length, length
-    one = Band(square, (window - 1, 0), 0) if window else masks.CausalMask(square)
+    one = _band_mask()(square, (window - 1, 0), 0) if window else masks.CausalMask(square)
     mask = masks.MultiHeadMask([one] * heads)
     return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+
+
+@functools.cache  # one class, because splash keeps what it derives from equal masks of the same class
+def _band_mask() -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    class Band(masks.LocalMask):
+        """A local mask that computes a block only if the band may cross it; splash asks for every block."""
+
+        def __getitem__(self, index: Any) -> Any:
+            (first, last), (start, end) = ((part.start, part.stop) for part in index)
+            if last <= start or end < first - self.window_size[0]:
+                return np.zeros((1, 1), bool)  # splash only asks whether any entry is True
+            return super().__getitem__(index)
+
+    return Band

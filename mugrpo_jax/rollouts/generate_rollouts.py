@@ -126,5 +126,6 @@ def write_shards(
             "device_idle": sampler.stats.host_seconds,
             "occupancy": sampler.stats.occupancy,
             "decode_steps": sampler.stats.steps,
+            "slot_steps": sampler.stats.slot_steps,
         }
         return seconds, writer.examples

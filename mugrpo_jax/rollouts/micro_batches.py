@@ -32,9 +32,9 @@ class Buckets:
     """The possible shapes of micro-batches.
 
     Rows are packed without padding, so the cost of a micro-batch depends on its number of tokens. Only the
-    cost of attention depends on the number and length of the padded rows. A shape has 2 · tokens / length
-    rows, because a row is filled by half on average, and twice as many rows if rows share prompts. Rows that
-    stay empty cost memory and time, so `fitted` chooses the number of rows from the lengths of a stage.
+    cost of attention depends on the padded rows (on TPUs without `share`, only on their length). A shape has
+    2 · tokens / length rows, because a row is filled by half on average, and twice as many rows if rows share
+    prompts. Rows that stay empty cost memory and time, so `fitted` chooses the number of rows for a stage.
 
     Attributes:
       lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.

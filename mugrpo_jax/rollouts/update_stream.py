@@ -25,6 +25,7 @@ from mugrpo_jax.rollouts.records import Group
 from mugrpo_jax.rollouts.reference_folder import ReferenceFolder
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder, read_index
 from mugrpo_jax.rollouts.row_reader import RowReader
+from mugrpo_jax.rollouts.stage_index import StageIndex
 
 # What to do with equal groups. All responses of an equal group got the same reward, so its advantages are 0.
 #   keep  Compute equal groups like all other groups.
@@ -184,7 +185,7 @@ class UpdateStream:
         index = read_index(stage)
         reader = RowReader(stage, index.lengths.shape[1], reference, behaviors)
         if buckets.fit_rows:
-            buckets = buckets.fitted(index.prompts, index.lengths, prompts_per_update)
+            buckets = _fitted(buckets, index, prompts_per_update, arrange.get("equal_groups", "keep"))
         arrange |= {"buckets": buckets, "reference": reference is not None, "behaviors": bool(behaviors)}
         per_epoch = stage.prompts // prompts_per_update
         # Grain's own shuffle takes a millisecond per prompt in stages with few prompts.
@@ -215,3 +216,12 @@ class UpdateStream:
     def seek(self, position: Mapping[str, Any]) -> None:
         """Resume the stream at a position that `position` returned."""
         self._iterator.set_state(dict(position))
+
+
+def _fitted(buckets: Buckets, index: StageIndex, prompts_per_update: int, equal_groups: str) -> Buckets:
+    """Fit the rows to the groups that updates compute: without `keep`, those with different rewards."""
+    taken = np.full(len(index.prompts), True)
+    if equal_groups != "keep":
+        taken = index.rewards.max(1) > index.rewards.min(1)
+    groups = max(1, round(prompts_per_update * taken.mean()))
+    return buckets.fitted(index.prompts[taken], index.lengths[taken], groups)

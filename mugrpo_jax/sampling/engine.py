@@ -102,7 +102,7 @@ class Engine:
     def clear(self) -> None:
         """Mark all slots as free, so that their samples are discarded; undo `shrink`."""
         self.settle()
-        if self.slots != self.plan.slots:
+        if self._slots is None or self.slots != self.plan.slots:  # None: `shrink` was interrupted
             self._slots = None  # first free the memory of the fewer slots
             with mesh_of(self.plan):
                 self._slots = free_slots(self.plan)

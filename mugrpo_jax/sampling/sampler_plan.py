@@ -159,7 +159,7 @@ def plan_sampler(
       slots: how many sequences are decoded at the same time; None uses as many as fit in the memory.
       shrink: whether to continue with fewer slots when few samples are left. A step with fewer slots takes
         less time, but needs a program of its own, and its shapes change log-probs in their last bits. None:
-        not on a CPU, and only if the longest response takes long enough to sample.
+        not on a CPU, and only if the longest response takes long enough to sample. Never with `turns`.
       samples: the total number of samples, if known, so that the plan has no more slots than samples.
       mesh: the devices to use, which must belong to this host; None uses the default device.
       memory: free bytes on each device; None means the value from `free_memory`.

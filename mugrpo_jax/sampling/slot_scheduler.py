@@ -34,7 +34,7 @@ class SamplerStats:
 
     @property
     def occupancy(self) -> float:
-        """Share of slots that sampled a token, averaged over all decode steps."""
+        """Share of the slots that sampled a token, over all decode steps and the slots of each."""
         return self.tokens / max(1, self.slot_steps)
 
 

@@ -1,10 +1,10 @@
 """Choose the settings that a config leaves to us (`auto`) from the model's shape, the lengths and the memory.
 
 The rules come from measurements on one H200 with SmolLM2-135M (docs/performance.md). There, unrolled layers
-without remat were 6 % faster than a scan with remat `dots`, but took a minute to compile for each shape of a
-micro-batch. A scan without remat was 18 % slower: copying what every layer stores takes longer than computing
-it again. Micro-batches should be large, and an update should fill them. The memory of activations is an
-estimate; `planning` measures it with the compiler.
+without remat were 3 to 6 % faster than a scan with remat `dots`, but took a minute to compile for each shape
+of a micro-batch. A scan without remat was 18 % slower than one with `dots`: copying what every layer stores
+takes longer than computing it again. Micro-batches should be large, and an update should fill them. The
+memory of activations is an estimate; `planning` measures it with the compiler.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _MOST_TOKENS = {"cpu": 8192, "gpu": 65_536}  # on one device; other platforms ha
 _SMALL_MODEL = 10**9  # parameters; unrolled layers of larger models take minutes to compile
 _LONG_RUN = 3600  # seconds of updates in the whole run; in a shorter one, unrolling costs more than it saves
 _SPEED = 3e14  # FLOP/s of a device in the updates of a small model
-_SCANS = [("none", True), ("dots", True), ("full", True)]
+_REMATS = ("none", "dots", "full")  # from the fastest to the one with the least memory
 _LOGITS = 3 << 30  # bytes: one chunk of logits, its probabilities and its gradient
 
 
@@ -149,9 +149,10 @@ def _passes(config: RunConfig, estimate: _Estimate, left: float | None) -> tuple
     """Return the fastest remat and scan that leave memory for a micro-batch of enough tokens."""
     wanted, scan = config.model.remat, config.model.scan_layers
     options = [("none", False)] if estimate.may_unroll else []
-    options += [("dots", True), ("full", True)] if estimate.platform == "gpu" else _SCANS
+    scans = ("dots", "full") if estimate.platform == "gpu" else _REMATS
+    options += [(remat, True) for remat in scans]
     if scan != AUTO:
-        options = [(remat, bool(scan)) for remat in ("none", "dots", "full")]
+        options = [(remat, bool(scan)) for remat in (scans if scan else _REMATS)]
     if wanted != AUTO:
         options = [(remat, option) for remat, option in options if remat == wanted] or [(wanted, True)]
     for remat, option in options:

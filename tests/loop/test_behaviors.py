@@ -171,14 +171,14 @@ def test_ratios_are_those_of_the_trained_temperature_and_the_behavior_that_wrote
     np.testing.assert_allclose(total / 16, stage["reward"])
 
 
-def test_counts_of_several_passes_add_up_and_the_occupancy_is_that_of_all_steps():
+def test_counts_of_several_passes_add_up_and_the_occupancy_is_that_of_all_slots():
     one, two = (
-        {"tokens": 5, "decode_steps": 2, "occupancy": 1.0},
-        {"tokens": 7, "decode_steps": 6, "occupancy": 0.2},
+        {"tokens": 5, "slot_steps": 2, "occupancy": 1.0},
+        {"tokens": 7, "slot_steps": 6, "occupancy": 0.2},
     )
     assert sampling_passes._add([one, two]) == {
         "tokens": 12,
-        "decode_steps": 8,
+        "slot_steps": 8,
         "occupancy": pytest.approx(0.4),
     }
     assert sampling_passes._add([]) == {}

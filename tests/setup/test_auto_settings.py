@@ -49,6 +49,8 @@ def test_the_layers_of_a_short_run_are_scanned(chosen):
     values, text = chosen(SMOLLM2, 130, *short)
     assert values["model.scan_layers"] is True
     assert values["model.remat"] == "dots"  # on a GPU, a scan without remat is slower
+    assert chosen(SMOLLM2, 130, *short, "model.scan_layers=true")[0]["model.remat"] == "dots"
+    assert chosen(SMOLLM2, 130, *short, "model.scan_layers=false")[0]["model.remat"] == "none"
     assert chosen(SMOLLM2, 130, *short, platform="tpu")[0]["model.remat"] == "none"
     assert "a scan over the layers compiles faster; the updates take only about 64 s" in text
 
