@@ -12,7 +12,8 @@ from generate_cases import Case, limit_seconds, say
 
 from mugrpo_jax.models import create
 from mugrpo_jax.sampling import draw, plan_sampler, transform_logits
-from mugrpo_jax.sampling.programs import abstract_slots, decode, free_rows, sampling_params
+from mugrpo_jax.sampling.programs import abstract_slots, decode, free_rows
+from mugrpo_jax.sampling.sampler_weights import sampling_params
 
 
 class Steps:

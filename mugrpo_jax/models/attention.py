@@ -137,7 +137,7 @@ def _splash_kernel(heads: int, length: int, window: int, interpret: bool) -> Any
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    # The band of a window covers whole blocks, so smaller blocks compute less of it in vain.
+    # The kernel computes every block that the band touches. Smaller blocks reach less far beyond the band.
     most = max(_LANES, window // 2) if window else length
     block = next(size for size in (512, 256, _LANES) if size <= most and length % size == 0)
     names = "q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"

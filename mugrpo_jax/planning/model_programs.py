@@ -24,7 +24,7 @@ from mugrpo_jax.models.weights import abstract_params, params_maker
 from mugrpo_jax.planning.programs import Program, UpdatePrograms
 from mugrpo_jax.planning.run_memory import abstract_reference, bytes_on_device
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import sampler_shardings
+from mugrpo_jax.sampling.sampler_weights import sampler_shardings
 from mugrpo_jax.setup.devices import layout_maker, loading_mesh, sender
 from mugrpo_jax.setup.lora import loaded_dtype, merge_for_sampling
 

@@ -20,7 +20,8 @@ from mugrpo_jax.planning.program_cost import Cost, HloProgram
 from mugrpo_jax.planning.run_memory import abstract_reference, abstract_state, bytes_on_device, kept_reference
 from mugrpo_jax.rollouts import Buckets, Shape, abstract_micro_batch, abstract_update
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import abstract_slots, lower_decode, lower_extend, lower_prefill
+from mugrpo_jax.sampling.lowering import lower_decode, lower_extend, lower_prefill
+from mugrpo_jax.sampling.programs import abstract_slots
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.sizes import step_options, update_buckets, update_statistics

@@ -5,7 +5,7 @@ from mugrpo_jax.sampling.generate_text import generate as generate
 from mugrpo_jax.sampling.generate_text import generate_file as generate_file
 from mugrpo_jax.sampling.logits import draw as draw
 from mugrpo_jax.sampling.logits import transform_logits as transform_logits
-from mugrpo_jax.sampling.programs import lower_decode as lower_decode
+from mugrpo_jax.sampling.lowering import lower_decode as lower_decode
 from mugrpo_jax.sampling.requests import Request as Request
 from mugrpo_jax.sampling.requests import Response as Response
 from mugrpo_jax.sampling.requests import SamplingSettings as SamplingSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
 from mugrpo_jax.sampling.engine import decode_name, extend_name, insert_name, prefill_name
-from mugrpo_jax.sampling.programs import lower_decode, lower_extend, lower_insert, lower_prefill
+from mugrpo_jax.sampling.lowering import lower_decode, lower_extend, lower_insert, lower_prefill
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 

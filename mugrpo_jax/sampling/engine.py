@@ -25,11 +25,10 @@ from mugrpo_jax.sampling.programs import (
     mesh_of,
     no_entries,
     no_messages,
-    params_sharding,
     run_prompts,
-    sampling_params,
 )
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
+from mugrpo_jax.sampling.sampler_weights import params_sharding, sampling_params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,23 +19,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.models import (
     Cache,
     Decoder,
-    Weight,
-    abstract,
     append_tokens,
-    cast,
-    decode_params,
     decode_step,
-    decode_weights,
     prefill,
 )
-from mugrpo_jax.models.eight_bits import stored_layer
-from mugrpo_jax.models.sharding import MESH_AXES, RULES, constrain, current_mesh, placed, spec
+from mugrpo_jax.models.sharding import MESH_AXES, constrain, current_mesh, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.requests import MAX_STOPS
 from mugrpo_jax.sampling.sampler_plan import SamplerPlan
@@ -87,16 +81,6 @@ class Emitted:
     tokens: Any
     logprobs: Any
     state: Any
-
-
-@functools.partial(jax.jit, static_argnames=("dtype", "fuse", "matrices"))
-def sampling_params(params: Any, *, dtype: Any, fuse: bool, matrices: Any) -> Any:
-    """Copy trained parameters into the dtypes and layout that decoding uses: `SamplerPlan.layout`."""
-    if matrices is None:
-        return decode_params(cast(params, dtype), fuse=fuse)
-    ready = decode_params(params, fuse=fuse)
-    layers = [stored_layer(layer, dtype, matrices) for layer in ready.pop("layers")]
-    return cast(ready, dtype) | {"layers": layers}
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -339,75 +323,6 @@ def abstract_slots(plan: SamplerPlan) -> Slots:
         free_rows(plan.slots),
     )
     return Slots(layers, layers, rows)
-
-
-def params_sharding(plan: SamplerPlan) -> Any:
-    """Return the shardings of the weights from `sampling_params`.
-
-    Only the mesh axis `tensor` splits the weights. If `fsdp` did too, every decode step would gather them.
-    """
-
-    assert plan.mesh is not None
-    return sampler_shardings(plan, plan.mesh, only="tensor")
-
-
-def sampler_shardings(plan: SamplerPlan, mesh: Mesh, *, only: str | None = None) -> Any:
-    """Return the shardings over any mesh of weights in the plan's layout; `only` ignores the other axes."""
-
-    def one(weight: Weight) -> NamedSharding:
-        axes = (RULES[axis] for axis in weight.axes)
-        return NamedSharding(mesh, P(*(axis if only in (axis, None) else None for axis in axes)))
-
-    eight_bits = plan.matrices is not None
-    return jax.tree.map(one, decode_weights(Decoder(plan.config), fuse=plan.fuse, eight_bits=eight_bits))
-
-
-def abstract_params(plan: SamplerPlan) -> tuple[Decoder, Any]:
-    """Return the decoder, and the weights from `sampling_params` as `ShapeDtypeStruct`s with shardings."""
-    model, params = abstract(plan.config, dtype=plan.dtype)
-    weights = jax.eval_shape(functools.partial(sampling_params, **plan.layout), params)
-    return model, weights if plan.mesh is None else placed(weights, params_sharding(plan))
-
-
-def lower_prefill(plan: SamplerPlan, bucket: int) -> Any:
-    """Lower `run_prompts` for the prompts of a bucket, without making arrays on a device."""
-    model, weights = abstract_params(plan)
-    rows = plan.prefill_rows(bucket)
-    with mesh_of(plan):
-        return run_prompts.lower(model, weights, np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
-
-
-def lower_insert(plan: SamplerPlan, prefill: Any) -> Any:
-    """Lower `insert` for the prompts that a compiled `run_prompts` returns."""
-    prompts = placed(prefill.out_info, prefill.output_shardings)
-    with mesh_of(plan):
-        return insert.lower(abstract_slots(plan), prompts, no_entries(plan))
-
-
-def lower_extend(plan: SamplerPlan) -> Any:
-    """Lower `extend` without making arrays on a device."""
-    model, weights = abstract_params(plan)
-    with mesh_of(plan):
-        return extend.lower(model, weights, abstract_slots(plan), no_messages(plan))
-
-
-def lower_decode(
-    plan: SamplerPlan, *, read: int | None = None, top_k: bool = False, top_p: bool = False
-) -> Any:
-    """Lower `decode` without making arrays on a device; `read` None reads all cache entries."""
-    model, weights = abstract_params(plan)
-    with mesh_of(plan):
-        return decode.lower(
-            model,
-            weights,
-            abstract_slots(plan),
-            np.int32(plan.slots),
-            steps=plan.steps,
-            read=read or plan.read_buckets[-1],
-            top_k=top_k,
-            top_p=top_p,
-            keep=plan.turns,
-        )
 
 
 def mesh_of(plan: SamplerPlan) -> Any:

@@ -148,7 +148,8 @@ class SlotScheduler:
     def _free_to_shrink(self) -> int:
         """Return how many slots must be free so that a loop ends, because fewer slots are then enough."""
         fewer = [slots for slots in self.plan.fewer_slots if slots < self.engine.slots]
-        # Several parts of the slots can have different numbers of busy slots, so that loops may end in vain.
+        # With several parts this count is not enough: one part can have too many busy slots for its smaller
+        # size while the others have few. Then loops run to their end, and `_shrink` looks at every part.
         return self.engine.slots - fewer[0] if fewer and self.plan.parts == 1 else self.plan.slots + 1
 
     def finish_loop(self) -> None:

@@ -14,7 +14,7 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.models import Decoder, LoraDecoder, ModelConfig, make_mesh
 from mugrpo_jax.models.sharding import MESH_AXES
 from mugrpo_jax.sampling import SamplerPlan
-from mugrpo_jax.sampling.programs import params_sharding, sampler_shardings, sampling_params
+from mugrpo_jax.sampling.sampler_weights import params_sharding, sampler_shardings, sampling_params
 from mugrpo_jax.setup.lora import merged_params
 
 

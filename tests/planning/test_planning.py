@@ -190,6 +190,22 @@ ENTRY %main (start: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
     assert matrices <= cost.bytes < matrices + 5 * 4 * 8
 
 
+@pytest.mark.parametrize(("blocks", "products"), [((4, 4), 512 / 2), ((4, 3), 384), ((3, 4), 384)])
+def test_a_splash_kernel_computes_half_a_square_or_a_band_of_blocks(blocks, products):
+    """Rows of 512 tokens in 4 blocks: all tokens before one, or 3 blocks for each; dkv lists by keys."""
+    rows, listed = "bf16[2,512,64]", f"s8[1,{blocks[0]},{blocks[1]}]"
+    text = f"""HloModule made
+
+ENTRY %main (q: {rows}, k: {rows}, blocks: {listed}) -> {rows} {{
+  %q = {rows} parameter(0)
+  %k = {rows} parameter(1)
+  %blocks = {listed} parameter(2)
+  ROOT %splash_mha_fwd = {rows} custom-call(%q, %k, %k, %blocks), custom_call_target="tpu_custom_call"
+}}
+"""
+    assert HloProgram(text, 1).cost().flops == 2 * 2 * 2 * 512 * 64 * products
+
+
 def test_a_loop_of_unknown_length_counts_once():
     mesh = models.make_mesh(devices=jax.devices()[:1])
 

@@ -120,19 +120,23 @@ def test_fewer_slots_at_the_end_give_the_same_tokens(model, plan, mixed, results
             assert stats.tokens / (16 * stats.steps) < stats.occupancy
 
 
-def test_slots_stay_in_their_part_of_a_mesh_when_they_become_fewer(
-    model, plan, mixed, results, wanted, sampler
-):
-    other = sampler
+def test_slots_stay_in_their_part_of_a_mesh_when_they_become_fewer(model, plan, results, sampler):
     mesh = make_mesh(data=2, fsdp=2, tensor=2, devices=jax.devices()[:8])
-    with Sampler(*model, plan(32, mesh=mesh, shrink=True)) as sampler:
-        before = jax.tree.map(lambda x: x.sharding, sampler._engine._slots)
-        assert results(sampler, mixed) == wanted
-        # A loop of 64 steps ends all of them. Only a long response leaves enough slots free.
-        assert sampler._engine.slots == 32 and sampler.plan.fewer_slots == (8,)
-        long = [Request([5, 9], [1, 2], [2, 80], index=0)]
-        assert results(sampler, long) == results(other, long) and sampler._engine.slots == 8
-        assert jax.tree.map(lambda x: x.sharding, sampler._engine._slots) == before
+
+    def request(long):
+        limits = [80 if slot in long else 2 for slot in range(32)]
+        return [Request([5, 9], request_seeds(7, samples=32), limits, index=0)]
+
+    with Sampler(*model, plan(32, mesh=mesh, shrink=True)) as divided:
+        before = jax.tree.map(lambda x: x.sharding, divided._engine._slots)
+        assert divided.plan.fewer_slots == (8,)  # two in each of the four parts
+        for long, slots in (
+            ((9, 20, 22, 31), 8),
+            ((8, 10, 14), 32),
+        ):  # three long ones are too many for a part
+            assert results(divided, request(long)) == results(sampler, request(long))
+            assert divided._engine.slots == slots
+            assert jax.tree.map(lambda x: x.sharding, divided._engine._slots) == before
 
 
 def test_order_does_not_matter(sampler, mixed, results, wanted):

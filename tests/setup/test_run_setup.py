@@ -12,7 +12,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.planning import make_plan
-from mugrpo_jax.sampling.programs import sampling_params
+from mugrpo_jax.sampling.sampler_weights import sampling_params
 from mugrpo_jax.setup import sizes
 from mugrpo_jax.setup.devices import copy_on_host, local_device, sampling_mesh
 from mugrpo_jax.setup.reference_policy import check_reference, check_start

@@ -13,7 +13,7 @@ from mugrpo_jax import models, objectives, training
 from mugrpo_jax.models import LoraDecoder, frozen_weights, lora
 from mugrpo_jax.models.eight_bits import EIGHT_BITS, dequantised, in_eight_bits
 from mugrpo_jax.sampling import plan_sampler
-from mugrpo_jax.sampling.programs import sampling_params
+from mugrpo_jax.sampling.sampler_weights import sampling_params
 from mugrpo_jax.setup.lora import BaseWeights, merged_params
 
 ALL = tuple(lora.TARGETS)
