@@ -9,6 +9,8 @@ import pytest
 from mugrpo_jax import rollouts
 from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, row_reader
 from mugrpo_jax.rollouts.micro_batches import Buckets, Row, _outlines, _plan, arrange
+from mugrpo_jax.rollouts.stage_index import StageIndex
+from mugrpo_jax.rollouts.update_stream import _fitted
 
 
 def group(index: int, responses: int = 4) -> Group:
@@ -269,6 +271,23 @@ def test_room_for_rows_is_what_the_micro_batches_of_a_stage_use():
     assert fitted_room([40] * 10, [[30] * 5] * 10, share=True) == (4.0, 4.0, 4.0)
     shapes = Buckets((32, 64, 128), 1024, room=(2.0, 1.25, 2.0)).shapes
     assert [shape.rows for shape in shapes[::3]] == [64, 20, 16]  # 2 · 1024 / 32, 1.25 · 1024 / 64, 2 · ...
+
+
+def test_rows_are_fitted_to_the_groups_that_updates_compute():
+    """Groups with equal rewards have long responses here. Without them, more rows fit into the tokens."""
+    equal = np.arange(8) % 2 == 1
+    lengths = np.where(equal[:, None], 54, np.full((8, 13), 30))
+    rewards = np.where(equal[:, None], 1.0, np.arange(13) % 2.0)
+    flags = np.zeros((8, 13), bool)
+    index = StageIndex(np.full(8, 10), lengths, rewards, flags, lengths)
+    buckets = Buckets((32, 64, 128), 1024, fit_rows=True)
+    assert (
+        _fitted(buckets, index, 4, "keep").room[1] == 1.5
+    )  # 12 of the last 17 rows in a half: 12 · 64 / 512
+    for way in ("skip", "drop"):
+        assert _fitted(buckets, index, 4, way).room[1] == 1.75  # 25 rows of 40 tokens: 25 · 64 / 1024
+    never = dataclasses.replace(index, rewards=np.ones((8, 13)))
+    assert _fitted(buckets, never, 4, "skip").shapes == buckets.shapes  # no update computes anything
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -120,6 +120,22 @@ def test_fewer_slots_at_the_end_give_the_same_tokens(model, plan, mixed, results
             assert stats.tokens / (16 * stats.steps) < stats.occupancy
 
 
+def test_a_sampler_is_usable_after_an_interrupt_while_it_gave_up_slots(model, plan, results, monkeypatch):
+    requests = [Request([5, 9], request_seeds(7, samples=16), [80, *[2] * 15], index=0)]
+    with Sampler(*model, plan(16, shrink=True)) as sampler:
+        wanted, program = results(sampler, requests), sampler._engine._program
+
+        def interrupted(name, lower):
+            if name[0] == "keep":
+                raise KeyboardInterrupt
+            return program(name, lower)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(sampler._engine, "_program", interrupted)
+            results(sampler, requests)
+        assert results(sampler, requests) == wanted
+
+
 def test_slots_stay_in_their_part_of_a_mesh_when_they_become_fewer(model, plan, results, sampler):
     mesh = make_mesh(data=2, fsdp=2, tensor=2, devices=jax.devices()[:8])
 

@@ -189,6 +189,15 @@ def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
         reproduce._check_start(start, reproduce.CONFIG, ["task.options={difficulty: 3}"])
 
 
+def test_a_lag_counts_as_staleness_in_the_grid_of_the_law(tmp_path):
+    name = "grpo-mu8-lag2-lr1e-05-seed0"
+    keys = ["objective.name=grpo", "batch.lag=2"]
+    write_run(tmp_path / "law" / name, stages=4, mu=8, rate=1e-5, overrides=keys)
+    reproduce_collect.collect(tmp_path, tmp_path / "out")
+    line = json.loads((tmp_path / "out" / "law.jsonl").read_text())
+    assert line["mu"] == 24 and line["lag_times_rate"] == pytest.approx(24e-5)  # (L + 1) · µ
+
+
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
     runs, out = tmp_path / "runs", tmp_path / "out"
     for name, seed in (
