@@ -6,6 +6,7 @@ Prints one JSON line after each measurement:
     python scripts/bench_generate.py                      # --fixed --tail --gap for both shapes
     python scripts/bench_generate.py --fixed --model smollm2-135m --slots 2048
     python scripts/bench_generate.py --fixed --gap --matrices none int8   # matrices of the layers in 8 bits
+    python scripts/bench_generate.py --fixed --gap --cache none int8      # the KV cache in 8 bits
     python scripts/bench_generate.py --refill             # short responses: how many free slots to wait for
     python scripts/bench_generate.py --ablate             # the parts of a decode step, by differences
     python scripts/bench_generate.py --profile            # which kernels take the time
@@ -16,7 +17,7 @@ Weights are random. Each sample has its own length limit and no stop tokens, so 
 generated tokens divided by wall time, from the first prompt to the last response, without compilation.
 
 `gap` compares the stored log-probs with those of the training pass, whose weights are never in 8 bits. So
-with `--matrices int8` it includes what the rounding changes.
+with `--matrices int8` and `--cache int8` it includes what the rounding changes.
 
 The limit of a decode step is the time to read weights and filled cache at 4.3 TB/s plus the time for its
 FLOPs at 800 TFLOP/s. Both rates were measured on an H200.
@@ -24,6 +25,7 @@ FLOPs at 800 TFLOP/s. Both rates were measured on an H200.
 
 import argparse
 import dataclasses
+import itertools
 import subprocess
 import sys
 import time
@@ -61,6 +63,13 @@ def main() -> None:
         default=["none"],
         help="dtypes of the layers' matrices, one after the other; none: that of the other weights",
     )
+    parser.add_argument(
+        "--cache",
+        nargs="+",
+        choices=["none", "int8"],
+        default=["none"],
+        help="dtypes of the KV cache, one after the other; none: that of the weights",
+    )
     parser.add_argument("--torch-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     chosen = [piece for piece in PIECES if getattr(arguments, piece)] or ["fixed", "tail", "gap"]
@@ -79,9 +88,9 @@ def main() -> None:
     say(device=jax.devices()[0].device_kind, jax=jax.__version__)
     for case in cases:
         model = create(case.config, seed=0, dtype=case.dtype)
-        for matrices in arguments.matrices:
-            name = None if matrices == "none" else matrices
-            measure(dataclasses.replace(case, matrices=name), model, chosen)
+        for kinds in itertools.product(arguments.matrices, arguments.cache):
+            matrices, cache = (None if kind == "none" else kind for kind in kinds)
+            measure(dataclasses.replace(case, matrices=matrices, cache=cache), model, chosen)
 
 
 def measure(case: Case, model: Any, chosen: list[str]) -> None:
@@ -120,6 +129,7 @@ def timed_run(case: Case, model: Any, plan: SamplerPlan, lengths: np.ndarray) ->
     facts = {
         "model": case.name,
         "matrices": case.label,
+        "cache": case.cache_label,
         "weights_gb": plan.weight_bytes / 1e9,
         "cache_gb": plan.cache_bytes / 1e9,
         "sampler_gb": used / 1e9,  # weights and cache, measured; 0 where the device does not say
@@ -218,6 +228,7 @@ def measure_gap(case: Case, model: Any) -> None:
         what="gap",
         model=case.name,
         matrices=case.label,
+        cache=case.cache_label,
         tokens=gap.size,
         mean=float(gap.mean()),
         q999=float(np.quantile(gap, 0.999)),

@@ -32,6 +32,7 @@ class Case:
     short: tuple[tuple[int, ...], ...] = ()  # slots, prompt; mean, deviation and maximum of lengths
     dtype: Any = jnp.bfloat16
     matrices: str | None = None  # a key of `EIGHT_BITS`
+    cache: str | None = None  # dtype of the cache; None: `dtype`
 
     @property
     def dtypes(self) -> dict[str, Any]:
@@ -42,6 +43,11 @@ class Case:
     def label(self) -> str:
         """How the figures call the dtype of the matrices."""
         return self.matrices or jnp.dtype(self.dtype).name
+
+    @property
+    def cache_label(self) -> str:
+        """How the figures call the dtype of the cache."""
+        return self.cache or jnp.dtype(self.dtype).name
 
 
 CASES = (
@@ -85,7 +91,7 @@ def limit_seconds(case: Case, rows: float, filled: float) -> float:
     unread = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size  # the input embedding
     weights = config.num_params - unread
     read = weight_bytes(config, **case.dtypes) - unread * jnp.dtype(case.dtype).itemsize
-    cache = cache_bytes(config, 1, 1, case.dtype) * filled * rows
+    cache = cache_bytes(config, 1, 1, case.cache_label) * filled * rows
     attention = 4 * filled * config.num_heads * config.head_dim * config.num_layers
     flops = (2 * weights + attention) * rows
     return (read + cache) / BYTES_PER_SECOND + flops / FLOPS_PER_SECOND
@@ -100,6 +106,7 @@ def plan_for(case: Case, slots: int, response: int, *, shrink: bool = False) -> 
         max_length=case.prompt + response,
         slots=slots,
         shrink=shrink,
+        cache_dtype=jnp.dtype(case.cache_label),
         **plain.dtypes,
     )
     return dataclasses.replace(plan, matrices=case.dtypes["matrices"])

@@ -31,7 +31,7 @@ class ModelSection(Section):
     sampling_dtype: Literal["float32", "bfloat16", "int8", "fp8"] = setting(
         "bfloat16",
         "dtype of weights and key-value cache while sampling; `int8`, `fp8`: 8 bits for the matrices of the "
-        "layers, with a scale for every column, and bfloat16 for the rest",
+        "layers, with a scale for every column, and bfloat16 for the rest; see also sampling.cache_dtype",
     )
     remat: Literal["auto", "none", "dots", "full"] = setting(
         "auto",
@@ -165,6 +165,11 @@ class SamplingSection(Section):
         "other shapes change log-probs in their last bits, so that a run killed while sampling may resume "
         "with other responses. `auto`: not on a CPU, and only where the longest responses take long. With an "
         "environment, the slots are always kept",
+    )
+    cache_dtype: Literal["auto", "int8"] = setting(
+        "auto",
+        "dtype of the key-value cache; `auto`: as model.sampling_dtype says; `int8`: 8 bits, with a scale "
+        "for every token and head, in half the memory of bfloat16",
     )
     prompts_per_shard: int = setting(64, "prompts per rollout file; complete files survive a kill", least=1)
     behaviors: tuple[BehaviorSection, ...] | None = setting(

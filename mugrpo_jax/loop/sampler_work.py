@@ -40,7 +40,7 @@ class SamplerWork:
         self._claims: dict[int, Claims] = {}
         self._looked_at: set[int] = set()  # stages whose files this process has checked
         self._log = LineFile(run / "samplers" / f"{sign.owner['token']}.jsonl")
-        self._waited: dict[str, float] = {}
+        self._waited = {"policy": waiting.seconds}  # so far only for the first policy
 
     def work(self) -> None:
         """Sample until all stages are complete, or there is nothing to do and we shall not wait."""

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mugrpo_jax.models import decoder
+from mugrpo_jax.models import cache_entries, decoder
 from mugrpo_jax.models.attention import Backend, attention
+from mugrpo_jax.models.cache_entries import Entries
 from mugrpo_jax.models.decoder import Decoder
 from mugrpo_jax.models.eight_bits import StoredMatrix, eight_bit_weight
 from mugrpo_jax.models.model_config import ModelConfig
@@ -22,27 +23,34 @@ class Cache:
     """A KV cache for B rows with room for S tokens each.
 
     Attributes:
-      keys: one array `[B, S, kv_heads, head_dim]` per layer, with RoPE applied. The layers are separate
-        arrays, because slicing a stacked cache in a decode loop would copy the cache.
-      values: one array per layer, with the shape of the keys.
+      keys: one array `[B, S, kv_heads, head_dim]` per layer, with RoPE applied, or `Rounded` entries. The
+        layers are separate, because slicing a stacked cache in a decode loop would copy the cache.
+      values: likewise, with the shape of the keys.
       lengths: `[B]` int32, the number of filled entries in each row. Attention ignores all later entries.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    keys: tuple[Entries, ...]
+    values: tuple[Entries, ...]
     lengths: jax.Array
 
 
 def empty_cache(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> Cache:
-    """Return a KV cache of zeros with room for `length` tokens in each of `rows` rows."""
-    shape = (rows, length, config.num_kv_heads, config.head_dim)
-    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2))
-    return Cache(keys, values, lengths=jnp.zeros(rows, jnp.int32))
+    """Return a KV cache of zeros with room for `length` tokens in each of `rows` rows.
+
+    With the dtype int8, its entries are rounded to 8 bits; see `cache_entries.Rounded`.
+    """
+
+    def layers() -> tuple[Entries, ...]:
+        shape = rows, length, config.num_kv_heads, config.head_dim
+        return tuple(cache_entries.empty(*shape, dtype) for _ in range(config.num_layers))
+
+    return Cache(layers(), layers(), lengths=jnp.zeros(rows, jnp.int32))
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, dtype: Any = jnp.bfloat16) -> int:
     """Return how many bytes the keys and values of `empty_cache` take with these arguments."""
-    entry = config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+    scale = 4 if jnp.dtype(dtype) == jnp.int8 else 0
+    entry = config.num_kv_heads * (config.head_dim * jnp.dtype(dtype).itemsize + scale)
     return 2 * config.num_layers * rows * length * entry
 
 
@@ -83,21 +91,29 @@ def decode_weights(model: Decoder, *, fuse: bool = False, eight_bits: bool = Fal
 
 
 def prefill(
-    model: Decoder, params: Params, tokens: jax.Array, lengths: jax.Array, *, backend: Backend = "auto"
+    model: Decoder,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    eight_bits: bool = False,
+    backend: Backend = "auto",
 ) -> tuple[jax.Array, Cache]:
     """Run right-padded prompts `tokens [B, T]` through the model.
 
     `params` come from `decode_params`, and `lengths [B]` are the lengths of the prompts, each at least 1.
+    With `eight_bits`, keys and values are rounded to 8 bits before attention reads them, as in decoding.
     Return float32 logits `[B, V]` for the token after each prompt, and a KV cache with `S == T`.
     """
     config = model.config
     rope = rotation(config, jnp.arange(tokens.shape[1])[None])
-    keys: list[jax.Array] = []
-    values: list[jax.Array] = []
+    keys: list[Entries] = []
+    values: list[Entries] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        keys.append(k)
-        values.append(v)
+        keys.append(cache_entries.rounded(k) if eight_bits else k)
+        values.append(cache_entries.rounded(v) if eight_bits else v)
+        k, v = (cache_entries.widened(entries[-1], q.dtype) for entries in (keys, values))
         return attention(q, k, v, backend=backend)
 
     x = decoder.embed_tokens(params["embed"], tokens)
@@ -124,18 +140,17 @@ def decode_step(
     in every row whose result is used. Return float32 logits `[B, V]` and the new KV cache.
     """
     config = model.config
-    rows = jnp.arange(tokens.shape[0])
     at = cache.lengths
     rope = rotation(config, at[:, None])
-    keys: list[jax.Array] = []
-    values: list[jax.Array] = []
+    filled = jnp.minimum(at + 1, read or cache_entries.length(cache.keys[0]))
+    keys: list[Entries] = []
+    values: list[Entries] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         layer = len(keys)
-        keys.append(cache.keys[layer].at[rows, at].set(k[:, 0], mode="drop"))
-        values.append(cache.values[layer].at[rows, at].set(v[:, 0], mode="drop"))
-        filled = jnp.minimum(at + 1, read or keys[-1].shape[1])
-        return attention(q, keys[-1][:, :read], values[-1][:, :read], lengths=filled, backend=backend)
+        keys.append(cache_entries.append(cache.keys[layer], at, k[:, 0]))
+        values.append(cache_entries.append(cache.values[layer], at, v[:, 0]))
+        return cache_entries.attend(q, keys[-1], values[-1], filled, read=read, backend=backend)
 
     x = decoder.embed_tokens(params["embed"], tokens[:, None])
     for weights in params["layers"]:
@@ -161,20 +176,22 @@ def append_tokens(
       counts: `[M]` int32, how many of the T tokens to append.
     """
     config = model.config
-    starts, size = cache.lengths, cache.keys[0].shape[1]
+    starts, size = cache.lengths, cache_entries.length(cache.keys[0])
     places = starts[:, None] + jnp.arange(tokens.shape[1])
     rope = rotation(config, places)
     written = jnp.where(jnp.arange(tokens.shape[1]) < counts[:, None], places, size)  # padding is dropped
     seen = jnp.arange(size) <= places[..., None]
-    keys: list[jax.Array] = []
-    values: list[jax.Array] = []
+    keys: list[Entries] = []
+    values: list[Entries] = []
+
+    def chosen(entries: Entries) -> Entries:
+        return jax.tree.map(lambda array: array.at[rows].get(mode="clip"), entries)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         layer = len(keys)
-        keys.append(cache.keys[layer].at[rows[:, None], written].set(k, mode="drop"))
-        values.append(cache.values[layer].at[rows[:, None], written].set(v, mode="drop"))
-        k, v = (array.at[rows].get(mode="clip") for array in (keys[-1], values[-1]))
-        return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], implementation="xla")
+        keys.append(cache_entries.write(cache.keys[layer], rows[:, None], written, k))
+        values.append(cache_entries.write(cache.values[layer], rows[:, None], written, v))
+        return cache_entries.attend_masked(q, chosen(keys[-1]), chosen(values[-1]), seen)
 
     x = decoder.embed_tokens(params["embed"], tokens)
     for weights in params["layers"]:

@@ -1,5 +1,7 @@
 """Matrices in 8 bits with a scale for every column: frozen weights of LoRA, and weights of the sampler.
 
+The sampler's KV cache uses the same rounding (`cache_entries.py`).
+
 A column is the weights of one output. Its scale is applied after the product, so that the product itself is
 one of the 8-bit values, which bfloat16 holds exactly.
 """
@@ -33,16 +35,19 @@ class StoredMatrix:
         return product if self.scales is None else (product * self.scales[0]).astype(x.dtype)
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
-def in_eight_bits(matrix: jax.Array, dtype: Any = EIGHT_BITS["int8"]) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("dtype", "axis"))
+def in_eight_bits(
+    matrix: jax.Array, dtype: Any = EIGHT_BITS["int8"], *, axis: int = -2
+) -> dict[str, jax.Array]:
     """Round the columns of a matrix; the largest magnitude of a column becomes the largest value of `dtype`.
 
-    Return `values` and `scales`. `int8` has 255 equal steps in every column.
+    Return `values` and `scales`. `int8` has 255 equal steps in every column. The numbers along `axis` are a
+    column, and `scales` has the size 1 there.
     """
     wide = matrix.astype(jnp.float32)
     integers = jnp.issubdtype(dtype, jnp.integer)
     largest = jnp.iinfo(dtype).max if integers else float(jnp.finfo(dtype).max)
-    scales = jnp.maximum(jnp.abs(wide).max(axis=-2, keepdims=True), 1e-30) / largest  # no 0 / 0
+    scales = jnp.maximum(jnp.abs(wide).max(axis=axis, keepdims=True), 1e-30) / largest  # no 0 / 0
     steps = wide / scales
     return {"values": (jnp.round(steps) if integers else steps).astype(dtype), "scales": scales}
 

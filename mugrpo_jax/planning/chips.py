@@ -17,7 +17,8 @@ import jax
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models import ModelConfig, make_mesh
+from mugrpo_jax.setup.devices import sampling_only_mesh, training_devices
 
 GB = 10**9
 _USABLE = 0.96  # share of a chip's memory for programs; the runtime and fragmentation need memory too
@@ -131,12 +132,17 @@ def find_topology(name: str) -> Topology:
 
 
 def topology_mesh(config: RunConfig, topology: Topology) -> Mesh:
-    """Arrange all devices of a topology in a mesh of the config's shape."""
-    shape = config.mesh
+    """Arrange the devices of a topology that train, which are all by default, in the config's mesh."""
+    shape, devices = config.mesh, training_devices(config, topology.devices)
     try:
-        return make_mesh(data=shape.data, fsdp=shape.fsdp, tensor=shape.tensor, devices=topology.devices)
+        return make_mesh(data=shape.data, fsdp=shape.fsdp, tensor=shape.tensor, devices=devices)
     except ValueError as error:
         raise ValueError(f"topology {topology.name!r}: {error}") from None
+
+
+def topology_apart(config: RunConfig, model: ModelConfig, topology: Topology) -> Mesh | None:
+    """Return a mesh of the devices of a topology that only sample; None if there are none."""
+    return sampling_only_mesh(config, model, topology.devices) if config.mesh.sampling_devices else None
 
 
 def _cpu(name: str, count: int) -> Topology:

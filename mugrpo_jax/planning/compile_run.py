@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mugrpo_jax.config import ConfigError, RunConfig, changed
 from mugrpo_jax.planning.call_time import Assumptions
-from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_mesh
+from mugrpo_jax.planning.chips import Topology, chip_of, find_topology, topology_apart, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.make_plan import plan_run
 from mugrpo_jax.planning.program_list import programs_of
@@ -42,8 +42,9 @@ def compile_plan(
     topology = find_topology(topology) if isinstance(topology, str) else topology
     model = run_model_shape(config)
     mesh = topology_mesh(config, topology)
-    run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory)
-    programs = programs_of(run, topology.host_devices())
+    apart = topology_apart(config, model, topology)
+    run = plan_run(config, model, mesh, device_memory=topology.chip.usable_memory, apart=apart)
+    programs = programs_of(run, topology.host_devices() if apart is None else None)
     title = f"compile for {topology.name}"
     compiled = compile_programs(programs, topology, title=title, progress=progress)
     plan = CompiledPlan(run, topology, compiled, assumed or Assumptions())

@@ -8,7 +8,7 @@ from mugrpo_jax.planning.call_time import Assumptions, CallTime, call_time
 from mugrpo_jax.planning.chips import Topology
 from mugrpo_jax.planning.program_table import COLUMNS, program_dict, program_table
 from mugrpo_jax.planning.programs import CompiledProgram
-from mugrpo_jax.planning.run_plan import RunPlan
+from mugrpo_jax.planning.run_plan import APART, RunPlan
 from mugrpo_jax.planning.units import human, human_share
 
 
@@ -24,6 +24,7 @@ class Estimate:
       generate_hours: hours of generation in all stages together.
       update_hours: hours of updates in all stages together.
       reference_hours: hours to compute the reference policy's log-probs in all stages; 0 without a KL term.
+      overlap: whether some devices sample while the others train.
     """
 
     update: float
@@ -33,11 +34,13 @@ class Estimate:
     generate_hours: float
     update_hours: float
     reference_hours: float
+    overlap: bool = False
 
     @property
     def hours(self) -> float:
         """Return the hours of the whole run, without evaluation, loading and checkpoints."""
-        return self.generate_hours + self.update_hours + self.reference_hours
+        training = self.update_hours + self.reference_hours
+        return max(self.generate_hours, training) if self.overlap else self.generate_hours + training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +91,10 @@ class CompiledPlan:
 
     def estimate(self) -> Estimate | None:
         """Estimate the run's times; None if a program did not compile or the peak rates are not known."""
-        update, optimizer, step = (self.call_time(self.program(n)) for n in ("update", "optimizer", "decode"))
-        run, assumed, config, sampler = self.run, self.assumed, self.run.config, self.run.sampler
+        run, assumed, config, apart = self.run, self.assumed, self.run.config, self.run.apart
+        sampler, where = (run.sampler, "") if apart is None else (apart.sampler, APART)
+        names = "update", "optimizer", f"{where}decode"
+        update, optimizer, step = (self.call_time(self.program(name)) for name in names)
         bandwidth = self.topology.chip.bandwidth
         if update is None or optimizer is None or step is None or sampler is None or bandwidth is None:
             return None
@@ -104,7 +109,7 @@ class CompiledPlan:
         scored = run.stages * config.prompts_per_stage * config.batch.responses_per_prompt * mean
         unread = 0.5 * sampler.cache_bytes / (bandwidth * assumed.memory)
         step_s = max(step.added - unread, step.compute)
-        prefill = self.call_time(self.program("prefill"))
+        prefill = self.call_time(self.program(f"{where}prefill"))
         prompts_per_call = sampler.prefill_rows(sampler.prompt_buckets[-1])
         per_prompt = assumed.prompt * (prefill.overlapped if prefill else 0.0) / prompts_per_call
         hosts = self.topology.hosts
@@ -121,6 +126,7 @@ class CompiledPlan:
             reference_hours=0.0
             if reference is None
             else scored / per_micro_batch * reference.overlapped / 3600,
+            overlap=apart is not None and config.batch.lag > 0,
         )
 
     def as_json(self) -> str:
@@ -181,14 +187,20 @@ class CompiledPlan:
         if estimate is None:
             return []
         kl = f", {estimate.reference_hours:.3g} for the KL term" if estimate.reference_hours else ""
-        bound = {p.name.split()[0]: time.bound for p in self.programs if (time := self.call_time(p))}
+        bound = {
+            p.name.removeprefix(APART).split()[0]: time.bound
+            for p in self.programs
+            if (time := self.call_time(p))
+        }
+        meanwhile = " at the same time" if estimate.overlap else ""
         return [
             f"update      {estimate.update:.3g} s ({estimate.update_tokens:,.0f} tokens/s), bound by "
             f"{bound['update']}",
             f"generation  {1e3 * estimate.step:.3g} ms a step ({estimate.decode_tokens:,.0f} tokens/s), "
             f"bound by {bound['decode']}",
             f"run         {estimate.hours:.3g} hours: {estimate.generate_hours:.3g} generating, "
-            f"{estimate.update_hours:.3g} updating{kl}; evaluation, loading and checkpoints come on top",
+            f"{estimate.update_hours:.3g} updating{kl}{meanwhile}; evaluation, loading and "
+            "checkpoints come on top",
             f"assumed     {self.assumed}",
         ]
 

@@ -1,5 +1,7 @@
 """Compute the sizes and the memory of a run from its config. No arrays are allocated."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -9,15 +11,15 @@ from mugrpo_jax.config import RunConfig
 from mugrpo_jax.models import Decoder, ModelConfig, check_mesh
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.planning.run_memory import Memory, abstract_state, bytes_on_device, kept_reference
-from mugrpo_jax.planning.run_plan import RunPlan
+from mugrpo_jax.planning.run_plan import RunPlan, SamplingDevices
 from mugrpo_jax.planning.units import human
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.sampling.sampler_plan import free_memory, sampler_dtypes
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.behavior_policy import behavior_shape, check_behaviors, other_sources
-from mugrpo_jax.setup.devices import local_device, run_mesh
+from mugrpo_jax.setup.devices import local_device, run_mesh, sampling_only_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape
-from mugrpo_jax.setup.lora import abstract_run_base
+from mugrpo_jax.setup.lora import abstract_run_base, trainable_model
 from mugrpo_jax.setup.reference_policy import check_reference
 from mugrpo_jax.setup.sizes import sampler_plan, update_buckets
 
@@ -28,13 +30,15 @@ def plan_run(
     mesh: Mesh | None = None,
     *,
     device_memory: int | None = None,
+    apart: Mesh | None = None,
 ) -> RunPlan:
     """Compute the plan of a run. No arrays are allocated and no weights are loaded.
 
     Args:
       model: shape of the model; if None, the shape of the model that the config names.
-      mesh: all devices of the run; if None, this machine's devices in the config's mesh shape.
+      mesh: the devices that train; if None, this machine's devices in the config's mesh shape.
       device_memory: free bytes on each device; if None, the free memory that the device reports.
+      apart: the devices that only sample, if the config has any; if None, those of this machine.
     """
     model = run_model_shape(config) if model is None else model
     mesh = run_mesh(config) if mesh is None else mesh
@@ -51,10 +55,17 @@ def plan_run(
     device = free_memory(local_device(mesh)) if device_memory is None else device_memory
     kept = weights + optimizer + drift + frozen + base_sampling
     sampler, problem = _sampler(config, model, mesh, kept, device)
+    where, beside, devices = mesh, kept, None
+    if problem is None and config.mesh.sampling_devices and config.replay.run is None:
+        where = sampling_only_mesh(config, model) if apart is None else apart
+        beside = _published_bytes(config, model, where)
+        found, problem = _sampler(config, model, where, beside, device, evaluates=False)
+        if found is not None:
+            devices = SamplingDevices(dataclasses.replace(found, mesh=found.mesh or where), beside)
     behaviors: dict[str, SamplerPlan] = {}
     for source in other_sources(config) if problem is None else ():
-        other, loaded = _behavior(config, source, mesh)
-        plan, problem = _sampler(config, other, mesh, kept + loaded, device)
+        other, loaded = _behavior(config, source, where)
+        plan, problem = _sampler(config, other, where, beside + loaded, device, evaluates=False)
         if plan is None:
             problem = f"the behavior {source}: {problem}"
             break
@@ -78,7 +89,7 @@ def plan_run(
             f"{human(device)} are free; {_smaller(config)}"
         )
     buckets = update_buckets(config, mesh)
-    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices, behaviors)
+    return RunPlan(config, model, mesh, buckets, sampler, memory, whole, problem, choices, behaviors, devices)
 
 
 def _behavior(config: RunConfig, source: str, mesh: Mesh) -> tuple[ModelConfig, int]:
@@ -88,20 +99,39 @@ def _behavior(config: RunConfig, source: str, mesh: Mesh) -> tuple[ModelConfig, 
     return shape, bytes_on_device(placed(params, models.param_sharding(mesh, model, params)))
 
 
+def _published_bytes(config: RunConfig, shape: ModelConfig, mesh: Mesh) -> int:
+    """Return the bytes on a device of the weights that the trainer publishes, with LoRA's frozen ones."""
+    model, kinds = trainable_model(config, Decoder(shape)), sampler_dtypes(config.model.sampling_dtype)
+    exact = config.lora.rank or kinds["matrices"] is not None
+    params = models.abstract_params(model, dtype=jnp.dtype(jnp.float32) if exact else kinds["dtype"])
+    base = abstract_run_base(config, Decoder(shape), mesh)
+    return bytes_on_device((placed(params, models.param_sharding(mesh, model, params)), base))
+
+
 def _sampler_bytes(plan: SamplerPlan | None) -> int:
     return 0 if plan is None else plan.weight_bytes + plan.cache_bytes + plan.work_bytes
 
 
 def _sampler(
-    config: RunConfig, model: ModelConfig, mesh: Mesh, kept: int, device: int | None
+    config: RunConfig,
+    model: ModelConfig,
+    mesh: Mesh,
+    kept: int,
+    device: int | None,
+    *,
+    evaluates: bool = True,
 ) -> tuple[SamplerPlan | None, str | None]:
-    """Plan a sampler that fits beside a training state of `kept` bytes, or return why no sampler fits."""
-    if config.replay.run is not None and not config.evaluation.problems:
+    """Plan a sampler that fits beside other arrays of `kept` bytes, or return why no sampler fits.
+
+    With `evaluates`, it is the sampler beside the training state, which also samples for evaluations.
+    """
+    only_trains = config.replay.run is not None or bool(config.mesh.sampling_devices)
+    if evaluates and only_trains and not config.evaluation.problems:
         return None, None
     if device is not None and device <= kept:
+        what = "the training state" if evaluates else "its weights"
         return None, (
-            f"the training state takes {human(kept)} on each device, and {human(device)} are "
-            f"free; {_smaller(config)}"
+            f"{what} takes {human(kept)} on each device, and {human(device)} are free; {_smaller(config)}"
         )
     left = None if device is None else device - kept
     try:

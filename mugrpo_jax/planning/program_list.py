@@ -8,7 +8,7 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.models import make_mesh
 from mugrpo_jax.planning.model_programs import model_programs
 from mugrpo_jax.planning.programs import Program, UpdatePrograms, sampler_programs
-from mugrpo_jax.planning.run_plan import RunPlan
+from mugrpo_jax.planning.run_plan import APART, RunPlan
 from mugrpo_jax.rollouts import abstract_update
 from mugrpo_jax.sampling import SamplerPlan
 
@@ -25,8 +25,13 @@ def programs_of(run: RunPlan, host: Sequence[Any] | None = None) -> list[Program
     if sampler is not None:
         sampler = _on_devices(run, sampler, host)
         programs += sampler_programs(sampler, run.config, updates.sampling_bytes)
+    beside, apart = updates.sampling_bytes, run.apart
+    if apart is not None:
+        beside, host = apart.loaded, apart.devices
+        others = sampler_programs(apart.sampler, run.config, beside, evaluates=False)
+        programs += [dataclasses.replace(other, name=APART + other.name) for other in others]
     for source, plan in run.behaviors.items():
-        others = sampler_programs(_on_devices(run, plan, host), run.config, updates.sampling_bytes)
+        others = sampler_programs(_on_devices(run, plan, host), run.config, beside, evaluates=False)
         programs += [dataclasses.replace(other, name=f"behavior {source}: {other.name}") for other in others]
     return [*programs, *model_programs(updates, sampler)]
 

@@ -279,11 +279,16 @@ def largest_shapes(buckets: Buckets) -> list[Shape]:
     ]
 
 
-def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> Iterator[Program]:
-    """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if used."""
+def sampler_programs(
+    plan: SamplerPlan, config: RunConfig, state_bytes: int, *, evaluates: bool = True
+) -> Iterator[Program]:
+    """Yield prefill of the longest prompts and decoding with a full KV cache, also with top-p if used.
+
+    `evaluates` says whether this sampler also samples for evaluations, which may use top-p.
+    """
     bucket, parts = plan.prompt_buckets[-1], _mesh(plan).size
     rows = plan.prefill_rows(bucket)
-    prompts = models.cache_bytes(plan.config, rows, bucket, plan.dtype) // _mesh(plan).size
+    prompts = models.cache_bytes(plan.config, rows, bucket, plan.cache_dtype) // _mesh(plan).size
     yield Program(
         f"prefill {rows} × {bucket}",
         state_bytes + bytes_on_device(abstract_slots(plan)),
@@ -295,7 +300,7 @@ def sampler_programs(plan: SamplerPlan, config: RunConfig, state_bytes: int) -> 
     if plan.turns:
         name = f"extend {plan.message_rows} × {plan.message_tokens}"
         yield Program(name, state_bytes, functools.partial(lower_extend, plan), parts=parts)
-    if config.evaluation.problems and config.evaluation.top_p < 1:
+    if evaluates and config.evaluation.problems and config.evaluation.top_p < 1:
         top_p = functools.partial(lower_decode, plan, top_p=True)
         yield Program("decode with top-p (evaluation)", state_bytes + prompts, top_p, parts=parts)
 

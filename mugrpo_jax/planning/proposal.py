@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mugrpo_jax.config import changed
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.planning.chips import topology_mesh
+from mugrpo_jax.planning.chips import topology_apart, topology_mesh
 from mugrpo_jax.planning.compiled_plan import CompiledPlan
 from mugrpo_jax.planning.make_plan import plan_run
 from mugrpo_jax.planning.program_list import programs_of
@@ -19,7 +19,8 @@ def nearest_fit(plan: CompiledPlan, model: ModelConfig, progress: bool) -> tuple
         try:
             config = changed(plan.run.config, overrides)
             mesh = topology_mesh(config, plan.topology)
-            run = plan_run(config, model, mesh, device_memory=plan.capacity)
+            apart = topology_apart(config, model, plan.topology)
+            run = plan_run(config, model, mesh, device_memory=plan.capacity, apart=apart)
         except ValueError:  # a mesh that does not divide the model
             continue
         if run.problem is None and _all_fit(plan, run, kinds, progress):

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -19,6 +20,35 @@ from mugrpo_jax.setup.sizes import update_statistics
 
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 _BYTES_PER_REFERENCE = 4  # the log-prob of the reference policy, only with a KL term
+APART = "apart: "  # before the names of programs on devices that only sample
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingDevices:
+    """The devices that only sample (`mesh.sampling_devices`).
+
+    Attributes:
+      sampler: sizes of the sampler on them; its mesh is never None.
+      loaded: bytes on one device of the weights that the trainer published, from which the sampler makes its
+        own copy.
+    """
+
+    sampler: SamplerPlan
+    loaded: int
+
+    @property
+    def devices(self) -> list[Any]:
+        """Return the devices."""
+        assert self.sampler.mesh is not None
+        return list(self.sampler.mesh.devices.flat)
+
+    def __str__(self) -> str:
+        devices, plan = self.devices, self.sampler
+        whole = self.loaded + plan.weight_bytes + plan.cache_bytes + plan.work_bytes
+        return (
+            f"{len(devices)} × {devices[0].device_kind} only sample, {plan.slots} slots × "
+            f"{plan.cache_length} cache entries; per device {human(whole)} with the published weights"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +57,15 @@ class RunPlan:
 
     Attributes:
       buckets: micro-batch shapes; one program is compiled for each shape.
-      sampler: sizes of the sampler; None if the run needs no sampler or if no sampler fits.
+      sampler: sizes of the sampler; None if the run needs no sampler or if no sampler fits. If there are
+        devices that only sample, this one samples only for evaluations.
       memory: bytes on each device.
       checkpoint_bytes: size of one checkpoint on disk.
       choices: the settings that the config left to us.
       problem: one line that says why the run does not fit on these devices; None if no reason is known.
       behaviors: sizes of the samplers of other models that write responses, by their sources. They run one
         after the other, so that the largest counts.
+      apart: the devices that only sample, if there are any.
     """
 
     config: RunConfig
@@ -46,6 +78,7 @@ class RunPlan:
     problem: str | None = None
     choices: tuple[Choice, ...] = ()
     behaviors: Mapping[str, SamplerPlan] = dataclasses.field(default_factory=dict)
+    apart: SamplingDevices | None = None
 
     @property
     def stages(self) -> int:
@@ -108,6 +141,7 @@ class RunPlan:
             "evaluation": self._evaluation(),
             "programs": self._programs(),
             "sampler": "" if self.sampler is None else str(self.sampler).removeprefix("sampler: "),
+            "apart": "" if self.apart is None else str(self.apart),
             "behaviors": self._behaviors(),
             "memory": self._memory(),
             "copies": self._copies(),

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mugrpo_jax.compiling.compiled_programs import CompiledPrograms
-from mugrpo_jax.models import Cache, Decoder
+from mugrpo_jax.models import Cache, Decoder, cache_entries
 from mugrpo_jax.sampling.programs import (
     Emitted,
     Slots,
@@ -114,7 +114,9 @@ class Engine:
         """Return the KV cache of right-padded prompts `tokens` `[rows, bucket]` with `lengths` `[rows]`."""
         program = self._program(
             prefill_name(*tokens.shape),
-            lambda: run_prompts.lower(self._model, self._params, tokens, lengths),
+            lambda: run_prompts.lower(
+                self._model, self._params, tokens, lengths, eight_bits=self.plan.eight_bit_cache
+            ),
         )
         return program(self._params, tokens, lengths)
 
@@ -126,9 +128,8 @@ class Engine:
         if count := len(slots):
             entries[:count] = samples
             entries[:count, 0] = slots
-        program = self._program(
-            insert_name(*prompts.keys[0].shape[:2]), lambda: insert.lower(self._slots, prompts, entries)
-        )
+        shape = len(prompts.lengths), cache_entries.length(prompts.keys[0])
+        program = self._program(insert_name(*shape), lambda: insert.lower(self._slots, prompts, entries))
         self._slots = program(self._slots, prompts, entries)
 
     def extend(self, messages: Sequence[np.ndarray]) -> None:
@@ -158,7 +159,7 @@ class Engine:
         cache, self._slots = [*self._slots.keys, *self._slots.values], None
         program = self._program(keep_name(self.slots, len(kept)), lambda: keep_rows.lower(cache[0], rows))
         for i in range(len(cache)):
-            cache[i] = program(cache[i], rows)  # one array at a time; its old memory is free before the next
+            cache[i] = program(cache[i], rows)  # one at a time; its old memory is free before the next
         half = len(cache) // 2
         self._slots = Slots(
             tuple(cache[:half]), tuple(cache[half:]), jax.device_put(state, self._row_shardings)
@@ -228,7 +229,7 @@ def extend_name() -> tuple[Any, ...]:
 
 
 def keep_name(slots: int, fewer: int) -> tuple[Any, ...]:
-    """Return the name of the program that keeps so many of the slots in one array of the KV cache."""
+    """Return the name of the program that keeps so many of the slots in the keys or values of a layer."""
     return "keep", slots, fewer
 
 

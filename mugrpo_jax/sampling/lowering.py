@@ -23,8 +23,9 @@ def lower_prefill(plan: SamplerPlan, bucket: int) -> Any:
     """Lower `run_prompts` for the prompts of a bucket, without making arrays on a device."""
     model, weights = abstract_params(plan)
     rows = plan.prefill_rows(bucket)
+    tokens, lengths = np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32)
     with mesh_of(plan):
-        return run_prompts.lower(model, weights, np.zeros((rows, bucket), np.int32), np.ones(rows, np.int32))
+        return run_prompts.lower(model, weights, tokens, lengths, eight_bits=plan.eight_bit_cache)
 
 
 def lower_insert(plan: SamplerPlan, prefill: Any) -> Any:

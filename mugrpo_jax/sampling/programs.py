@@ -26,9 +26,11 @@ from mugrpo_jax.models import (
     Cache,
     Decoder,
     append_tokens,
+    cache_entries,
     decode_step,
     prefill,
 )
+from mugrpo_jax.models.cache_entries import Entries
 from mugrpo_jax.models.sharding import MESH_AXES, constrain, current_mesh, spec
 from mugrpo_jax.sampling.logits import draw, token_keys, transform_logits
 from mugrpo_jax.sampling.requests import MAX_STOPS
@@ -36,7 +38,6 @@ from mugrpo_jax.sampling.sampler_plan import SamplerPlan
 
 # A device loop has at least this many steps, so that short responses do not interrupt the device too often.
 _FEWEST_STEPS = 4
-_CACHE_AXES = ("batch", None, "kv_heads")
 _MESSAGE_FACTS = 5  # numbers before the tokens in an entry of `extend`
 
 
@@ -60,7 +61,7 @@ class Rows:
 class Slots:
     """All arrays that the sampler keeps on the device, except the weights.
 
-    `keys` and `values` are the KV cache: one array `[N, cache_length, kv_heads, head_dim]` per layer.
+    `keys` and `values` are the KV cache: `Entries` of N rows per layer, see `models.Cache`.
     """
 
     keys: tuple[Any, ...]
@@ -90,10 +91,12 @@ def free_slots(plan: SamplerPlan) -> Slots:
     return _pinned(dataclasses.replace(slots, rows=jax.tree.map(jnp.asarray, free_rows(plan.slots))))
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def run_prompts(model: Decoder, params: Any, tokens: jax.Array, lengths: jax.Array) -> Cache:
+@functools.partial(jax.jit, static_argnames=("model", "eight_bits"))
+def run_prompts(
+    model: Decoder, params: Any, tokens: jax.Array, lengths: jax.Array, *, eight_bits: bool
+) -> Cache:
     """Return the KV cache of B right-padded prompts: `tokens` is `[B, T]`, `lengths` `[B]` their lengths."""
-    return prefill(model, params, tokens, lengths)[1]
+    return prefill(model, params, tokens, lengths, eight_bits=eight_bits)[1]
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -105,11 +108,10 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
       entries: from `pack_entries`. Their slots must all be different. An entry whose slot number is beyond
         the last slot is ignored.
     """
-    length = prompts.keys[0].shape[1]
     target, source, rows = _unpack_entries(entries)
 
-    def put(cache: jax.Array, prompt: jax.Array) -> jax.Array:
-        return cache.at[target, :length].set(prompt[source], mode="drop", unique_indices=True)
+    def put(cache: Entries, prompt: Entries) -> Entries:
+        return cache_entries.insert(cache, target, jax.tree.map(lambda array: array[source], prompt))
 
     def replace(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[target].set(new, mode="drop", unique_indices=True)
@@ -124,23 +126,23 @@ def insert(slots: Slots, prompts: Cache, entries: jax.Array) -> Slots:
 
 
 @jax.jit
-def keep_rows(layer: jax.Array, rows: jax.Array) -> jax.Array:
-    """Return some slots of one array of the KV cache.
+def keep_rows(layer: Entries, rows: jax.Array) -> Entries:
+    """Return some slots of the keys or the values of one layer.
 
     Args:
-      layer: `[N, cache_length, kv_heads, head_dim]`.
+      layer: the entries of N slots.
       rows: `[parts, M]` int32. The mesh divides the slots into parts of N / parts slots. Row p has the
         numbers of M slots of part p, counted from the part's first slot. So no data moves between devices.
     """
 
-    def keep(layer: jax.Array, rows: jax.Array) -> jax.Array:
-        return layer[rows[0]]
+    def keep(layer: Entries, rows: jax.Array) -> Entries:
+        return jax.tree.map(lambda array: array[rows[0]], layer)
 
     mesh = current_mesh()
     if mesh is None:
         return keep(layer, rows)
-    cache, batch = spec(*_CACHE_AXES), spec("batch")
-    return jax.shard_map(keep, mesh=mesh, in_specs=(cache, batch), out_specs=cache)(layer, rows)
+    specs = cache_entries.specs(layer)
+    return jax.shard_map(keep, mesh=mesh, in_specs=(specs, spec("batch")), out_specs=specs)(layer, rows)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="slots")
@@ -238,7 +240,7 @@ def _sample(logits: jax.Array, rows: Rows, top_k: bool, top_p: bool) -> tuple[ja
 
 def _pinned(slots: Slots) -> Slots:
     """Keep the shardings of the slots, because the next program is compiled for these shardings."""
-    keys, values = jax.tree.map(lambda x: constrain(x, *_CACHE_AXES), (slots.keys, slots.values))
+    keys, values = (tuple(map(cache_entries.pinned, layers)) for layers in (slots.keys, slots.values))
     return Slots(keys, values, jax.tree.map(lambda x: constrain(x, "batch"), slots.rows))
 
 
@@ -315,20 +317,18 @@ def _unpack_entries(entries: jax.Array) -> tuple[jax.Array, jax.Array, Rows]:
 def abstract_slots(plan: SamplerPlan) -> Slots:
     """Return the `Slots` of a plan as `jax.ShapeDtypeStruct`s with shardings."""
     config = plan.config
-    shape = (plan.slots, plan.cache_length, config.num_kv_heads, config.head_dim)
-    cache = jax.ShapeDtypeStruct(shape, plan.dtype, sharding=_named(plan, spec(*_CACHE_AXES)))
-    layers = (cache,) * config.num_layers
-    rows = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_named(plan, spec("batch"))),
-        free_rows(plan.slots),
-    )
+    shape = plan.slots, plan.cache_length, config.num_kv_heads, config.head_dim
+    layer = jax.eval_shape(lambda: cache_entries.empty(*shape, plan.cache_dtype))
+
+    def placed(x: Any, spec: P) -> jax.ShapeDtypeStruct:
+        sharding = None if plan.mesh is None else NamedSharding(plan.mesh, spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    layers = (jax.tree.map(placed, layer, cache_entries.specs(layer)),) * config.num_layers
+    rows = jax.tree.map(lambda x: placed(x, spec("batch")), free_rows(plan.slots))
     return Slots(layers, layers, rows)
 
 
 def mesh_of(plan: SamplerPlan) -> Any:
     """Return the context manager in which the programs of a plan must be traced and called."""
     return contextlib.nullcontext() if plan.mesh is None else jax.set_mesh(plan.mesh)
-
-
-def _named(plan: SamplerPlan, spec: P) -> NamedSharding | None:
-    return None if plan.mesh is None else NamedSharding(plan.mesh, spec)

@@ -33,7 +33,8 @@ class SamplerPlan:
 
     Attributes:
       mesh: the devices of the sampler; None means the default device.
-      dtype: dtype of the weights, the activations and the KV cache.
+      dtype: dtype of the weights and the activations.
+      cache_dtype: dtype of the KV cache: `dtype`, or int8 with a scale for every token and head.
       matrices: dtype of the layers' matrices, if they are in 8 bits; None means `dtype`. Embedding and head
         are not matrices of a layer.
       slots: how many sequences are decoded at the same time.
@@ -53,6 +54,7 @@ class SamplerPlan:
     config: ModelConfig
     mesh: Mesh | None
     dtype: Any
+    cache_dtype: Any
     matrices: Any
     slots: int
     fewer_slots: tuple[int, ...]
@@ -89,6 +91,11 @@ class SamplerPlan:
         return self.mesh is None or self.mesh.shape["tensor"] == 1
 
     @property
+    def eight_bit_cache(self) -> bool:
+        """Whether keys and values are rounded to 8 bits."""
+        return bool(self.cache_dtype == jnp.int8)
+
+    @property
     def layout(self) -> dict[str, Any]:
         """How the sampler's copy of the weights looks: the arguments of `sampling_params`."""
         return {"dtype": self.dtype, "fuse": self.fuse, "matrices": self.matrices}
@@ -115,7 +122,8 @@ class SamplerPlan:
     @property
     def _dtypes(self) -> str:
         matrices = "" if self.matrices is None else f" with matrices in {jnp.dtype(self.matrices).name}"
-        return jnp.dtype(self.dtype).name + matrices
+        cache = ", cache in int8" if self.eight_bit_cache else ""
+        return jnp.dtype(self.dtype).name + matrices + cache
 
     def __str__(self) -> str:
         where = "one device"
@@ -145,6 +153,7 @@ def plan_sampler(
     samples: int | None = None,
     mesh: Mesh | None = None,
     dtype: Any = jnp.bfloat16,
+    cache_dtype: Any = None,
     matrices: Any = None,
     memory: int | None = None,
     usable: float = _USABLE,
@@ -162,6 +171,7 @@ def plan_sampler(
         not on a CPU, and only if the longest response takes long enough to sample. Never with `turns`.
       samples: the total number of samples, if known, so that the plan has no more slots than samples.
       mesh: the devices to use, which must belong to this host; None uses the default device.
+      cache_dtype: None means `dtype`.
       memory: free bytes on each device; None means the value from `free_memory`.
       usable: share of the free memory that the plan may use.
     """
@@ -181,10 +191,13 @@ def plan_sampler(
             "model.sampling_dtype (or --dtype): fp8 needs an NVIDIA GPU of compute capability 8.9 or more or "
             f"a TPU v7; this is {device.device_kind}; use int8, which takes as many bytes"
         )
+    if cache_dtype == jnp.int8:
+        _check_eight_bit_cache(config, device.platform, 1 if mesh is None else mesh.shape["tensor"])
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
+    cache_dtype = dtype if cache_dtype is None else cache_dtype
     # cuDNN reads only the filled cache entries of each slot; other backends read the whole bucket.
-    by_length = device.platform == "gpu" and jnp.dtype(dtype).itemsize == 2
+    by_length = device.platform == "gpu" and jnp.dtype(cache_dtype).itemsize == 2
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))
     memory = free_memory(device) if memory is None else memory
 
@@ -194,6 +207,7 @@ def plan_sampler(
             config=config,
             mesh=mesh,
             dtype=dtype,
+            cache_dtype=cache_dtype,
             matrices=matrices,
             slots=slots,
             fewer_slots=(),
@@ -204,8 +218,8 @@ def plan_sampler(
             read_buckets=(cache_length,) if by_length else _doubling(max(256, 2 * steps), cache_length),
             steps=steps,
             weight_bytes=weight_bytes(config, dtype, matrices) // tensor,
-            cache_bytes=cache_bytes(config, slots, cache_length, dtype) // (split * tensor),
-            work_bytes=_work_bytes(config, slots, prompt_buckets, split, tensor, dtype)
+            cache_bytes=cache_bytes(config, slots, cache_length, cache_dtype) // (split * tensor),
+            work_bytes=_work_bytes(config, slots, prompt_buckets, split, tensor, dtype, cache_dtype)
             + (_message_bytes(config, slots, prompt_buckets[0], cache_length, split, tensor) if turns else 0),
             memory=memory,
             turns=turns,
@@ -272,14 +286,20 @@ def _shrinking(plan: SamplerPlan, platform: str, shrink: bool | None) -> Sampler
 
 
 def _work_bytes(
-    config: ModelConfig, slots: int, buckets: tuple[int, ...], split: int, tensor: int, dtype: Any
+    config: ModelConfig,
+    slots: int,
+    buckets: tuple[int, ...],
+    split: int,
+    tensor: int,
+    dtype: Any,
+    cache_dtype: Any,
 ) -> int:
     """Estimate the bytes of temporary arrays: logits and their copies, activations and cache of a prefill."""
     size = jnp.dtype(dtype).itemsize
     logits = 3 * 4 * config.vocab_size * slots // (split * tensor)
     tokens = max(_prefill_rows(slots, bucket, split) * bucket for bucket in buckets)
     width = 2 * config.intermediate_size // tensor + 6 * config.hidden_size
-    prompts = tokens * width * size // split + cache_bytes(config, 1, tokens, dtype) // (split * tensor)
+    prompts = tokens * width * size // split + cache_bytes(config, 1, tokens, cache_dtype) // (split * tensor)
     return logits + prompts
 
 
@@ -301,6 +321,16 @@ def _prefill_rows(slots: int, bucket: int, split: int) -> int:
 
 def _rows_split(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def _check_eight_bit_cache(config: ModelConfig, platform: str, tensor: int) -> None:
+    """Raise an error for numbers of heads that a TPU pads to the size that they have in 16 bits, or more."""
+    heads = config.num_kv_heads // tensor
+    if platform == "tpu" and heads % 4 and heads != 1:
+        raise ValueError(
+            "sampling.cache_dtype: int8 needs one key-value head on each TPU device, or a multiple of 4; "
+            f"here are {heads}; change mesh.sampling_tensor ({tensor}), or use auto"
+        )
 
 
 def _has_fp8(device: Any) -> bool:

@@ -21,22 +21,25 @@ from mugrpo_jax.setup.lora import merged_params
 def run_mesh(config: RunConfig) -> Mesh:
     """Return a mesh of all devices that train, with the shape that the config gives."""
     sizes: dict[str, Any] = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
-    if count := config.mesh.sampling_devices:
-        sizes["devices"] = _devices_but(count)
+    if config.mesh.sampling_devices:
+        sizes["devices"] = training_devices(config, jax.devices())
     mesh = make_mesh(**sizes)
     _check_attention(config, mesh)
     return mesh
 
 
-def sampling_only_mesh(config: RunConfig, model: ModelConfig) -> Mesh:
+def sampling_only_mesh(config: RunConfig, model: ModelConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Return a mesh of the devices that only sample (`mesh.sampling_devices`): the last ones."""
-    return loading_mesh(model, jax.devices()[-config.mesh.sampling_devices :])
+    devices = jax.devices() if devices is None else devices
+    return loading_mesh(model, devices[-config.mesh.sampling_devices :])
 
 
-def _devices_but(count: int) -> Sequence[Any]:
-    """Return the devices that train, if `count` of them only sample."""
-    devices = jax.devices()
-    if jax.process_count() > 1:
+def training_devices(config: RunConfig, devices: Sequence[Any]) -> Sequence[Any]:
+    """Return the devices that train: all but the last ones, if those only sample."""
+    count = config.mesh.sampling_devices
+    if not count:
+        return devices
+    if len({device.process_index for device in devices}) > 1:
         raise ConfigError(
             "mesh.sampling_devices: only on one host; on several, start mugrpo sample on its own"
         )

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import AUTO, RunConfig, value_of
@@ -69,6 +70,7 @@ def sampler_plan(
         shrink=sampling.shrink if isinstance(sampling.shrink, bool) else None,
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
         turns=config.environment.name is not None,
+        cache_dtype=None if sampling.cache_dtype == "auto" else jnp.dtype(sampling.cache_dtype),
         **sampler_dtypes(config.model.sampling_dtype),
         **options,
     )

@@ -184,6 +184,21 @@ def test_four_processes_on_another_mesh_are_one(alone, place):
     assert not any("responses" in text or "it/s" in text for text in shown[1:])
 
 
+def test_two_processes_sample_as_one_from_several_policies_with_a_cache_in_int8(alone, place):
+    other = f"{{source: {alone}@3, share: 0.5, temperature: 1.3}}"
+    keys = [
+        f"sampling.behaviors=[{{source: current, share: 0.5}}, {other}]",
+        *("sampling.cache_dtype=int8", "batch.stages=1", "batch.updates_per_stage=2"),
+        *("evaluation.problems=0", "checkpoints.every=2"),
+    ]
+    for name, hosts in (("mixed", [imitated_hosts.Place()]), ("mixed-two", by_flags(2))):
+        codes, shown, _ = launch(place / name, hosts, *keys)
+        assert codes == [0] * len(hosts), shown
+    assert_same_rollouts(place / "mixed", place / "mixed-two")
+    names = {rollout.behavior for group in groups(place / "mixed-two") for rollout in group.rollouts}
+    assert len(names) == 2
+
+
 def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, place):
     out = place / "killed"
     for phase, dead, kill in (

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +29,7 @@ from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
+from mugrpo_jax.runs.waiting import Waiting
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
@@ -217,6 +219,25 @@ def same_end(folder, whole):
         assert records(folder, kind) == records(whole, kind)
 
 
+def wait_for_a_policy(patch, samplers):
+    """Return a function that waits until so many samplers have waited for a policy."""
+    original, waiting = Waiting.pause, set()
+
+    def note(self, what, *rest):
+        original(self, what, *rest)
+        if re.match(r"the policy at the start|the trainer to publish a policy", what):
+            waiting.add(id(self))
+
+    def wait():
+        end = time.monotonic() + 60
+        while len(waiting) < samplers:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    patch.setattr(Waiting, "pause", note)
+    return wait
+
+
 @pytest.fixture(scope="module")
 def apart(place, whole):
     """The same run in one process that splits its devices, and after a kill by a trainer and two samplers.
@@ -234,8 +255,10 @@ def apart(place, whole):
             run_mesh(configs.changed(config, ["mesh.sampling_devices=2"]))
     made = committed(folder)
     assert len(made) >= 2  # stage 0
-    with ThreadPoolExecutor(2) as threads:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        wait = wait_for_a_policy(patch, samplers=2)
         working = [threads.submit(sample, folder, wait_limit_s=60) for _ in range(2)]
+        wait()
         train(config, folder, wait_limit_s=60)
         assert [sampler.result() for sampler in working] == [None, None]
     assert made.items() <= committed(folder).items()  # nothing was sampled twice

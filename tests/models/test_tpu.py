@@ -58,6 +58,18 @@ def compiled(request):
     return {program.kind: _compile(program.lower(), topology) for program in wanted}
 
 
+def test_some_chips_of_a_host_only_sample_while_the_others_train():
+    config = configs.changed(CONFIG, ["mesh.sampling_devices=4", "batch.lag=1"])
+    plan = compile_plan(config, "v5e:2x4", propose=False)
+    assert plan.fits, plan.verdict
+    decode, apart = plan.program("decode"), plan.program("apart: decode")
+    assert apart.peak < decode.peak and plan.program("update").cost.collectives
+    estimate = plan.estimate()
+    assert estimate.overlap and estimate.hours == max(estimate.generate_hours, estimate.update_hours)
+    with pytest.raises(configs.ConfigError, match=r"mesh\.sampling_devices: only on one host"):
+        compile_plan(config, "v5e:4x4", propose=False)
+
+
 def test_an_update_has_splash_attention_and_the_flops_of_its_matrices(compiled):
     program, text = compiled["update"]
     assert "splash" in text

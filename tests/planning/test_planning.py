@@ -28,6 +28,7 @@ from mugrpo_jax.planning import (
     plan_run,
 )
 from mugrpo_jax.planning.call_time import call_time
+from mugrpo_jax.planning.compiled_plan import Estimate
 from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.planning.program_list import programs_of
 from mugrpo_jax.planning.programs import UpdatePrograms, compile_program, largest_shapes
@@ -307,6 +308,32 @@ def test_a_compiled_plan_tells_what_each_program_needs(plan, config):
     # The weights are donated to the state, and the old anchor to the new one.
     assert 0 <= born.peak - state < table and 0 <= stage.peak - state < table
     assert sent.peak > state + plan.run.sampler.weight_bytes and export.peak < update.resident
+
+
+def test_devices_that_only_sample_have_programs_of_their_own(plan, config):
+    keys = ["mesh.sampling_devices=4", "mesh.fsdp=2", "batch.lag=1", "evaluation.top_p=0.9"]
+    split = compile_plan(configs.changed(config, keys), "cpu:8")
+    training, sampling = list(split.run.mesh.devices.flat), split.run.apart.devices
+    assert len(training) == len(sampling) == 4 and not set(training) & set(sampling)
+    decode, apart = split.program("decode"), split.program("apart: decode")
+    weights = split.run.apart.sampler.weight_bytes
+    assert apart.resident < decode.resident and apart.arguments >= weights  # no training state beside it
+    assert split.run.apart.loaded >= weights / 4
+    names = [program.name for program in split.programs if program.name.startswith("apart")]
+    assert names == ["apart: prefill 16 × 16", "apart: decode 16 slots, 32 entries"]
+    assert "apart       4 × cpu only sample, 16 slots × 32 cache entries; per device " in str(split)
+    assert plan.run.apart is None and "only sample" not in str(plan)
+    # Without evaluations, the devices that train need no sampler.
+    alone = plan_run(configs.changed(split.run.config, ["evaluation.problems=0"]))
+    assert alone.sampler is None and alone.apart is not None and alone.memory.sampler == 0
+    with pytest.raises(configs.ConfigError, match=r"sampling_devices: 8 of the 8 devices here leave none"):
+        compile_plan(configs.changed(config, ["mesh.sampling_devices=8"]), "cpu:8")
+
+
+def test_sampling_beside_the_updates_takes_the_time_of_the_longer_side():
+    sides = {"generate_hours": 3.0, "update_hours": 1.0, "reference_hours": 1.0}
+    rest = {"update": 1.0, "update_tokens": 1.0, "step": 1.0, "decode_tokens": 1.0}
+    assert Estimate(**rest, **sides).hours == 5 and Estimate(**rest, **sides, overlap=True).hours == 3
 
 
 def test_all_programs_of_a_run_keep_the_model_split(plan):

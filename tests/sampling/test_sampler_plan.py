@@ -126,7 +126,7 @@ def test_bad_sizes_are_named(sizes, message):
         plan_sampler(QWEN_7B, **{"max_prompt": 512, "max_length": 1024} | sizes)
 
 
-def compile_for(topology, config, *, matrices=None, **mesh):
+def compile_for(topology, config, *, matrices=None, cache_dtype=None, **mesh):
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     plan = plan_sampler(
         config,
@@ -136,6 +136,7 @@ def compile_for(topology, config, *, matrices=None, **mesh):
         mesh=make_mesh(devices=devices, **mesh),
         memory=int(15.75 * 2**30),
         matrices=matrices,
+        cache_dtype=cache_dtype,
     )
     return plan, lower_decode(plan).compile().memory_analysis()
 
@@ -163,6 +164,27 @@ def test_decode_in_int8_compiles_for_tpus_without_a_wide_copy_of_the_weights(sev
     plan, memory = compile_for("v5e:4x4", config, matrices=INT8, data=4, tensor=4)
     assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
     assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
+
+
+@pytest.mark.parametrize(
+    ("topology", "mesh"), [("v5e:4x4", {"data": 4, "tensor": 4}), ("v5p:2x2x1", {"data": 4, "tensor": 1})]
+)
+def test_decode_with_a_cache_in_int8_compiles_for_tpus_without_a_wide_copy_of_it(
+    several_processes, topology, mesh
+):
+    """The scales are not padded, the cache is updated in place, and no layer is converted as a whole."""
+    config = dataclasses.replace(QWEN_7B, num_layers=2)
+    plan, memory = compile_for(topology, config, cache_dtype=INT8, **mesh)
+    assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
+    assert memory.alias_size_in_bytes >= plan.cache_bytes
+    assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
+
+
+def test_a_cache_in_int8_is_refused_where_a_tpu_would_pad_it(several_processes):
+    with pytest.raises(
+        ValueError, match=r"int8 needs one key-value head .*; here are 2; .*sampling_tensor \(2"
+    ):
+        compile_for("v5p:2x2x2", QWEN_7B, cache_dtype=INT8, data=4, tensor=2)
 
 
 def test_a_mesh_of_several_hosts_is_refused(model, plan):

@@ -1,0 +1,102 @@
+"""The sampler with a KV cache in int8: its log-probs are those of a pass with rounded keys and values."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_turns import requests as turn_requests
+from test_turns import three_turns
+
+from mugrpo_jax.models import attention, cache_bytes, decoder, make_mesh, token_logprobs
+from mugrpo_jax.models.rope import rotation
+from mugrpo_jax.sampling import Dialogue, Request, Sampler, request_seeds
+
+INT8 = jnp.dtype("int8")
+
+
+@pytest.fixture(scope="module")
+def eight(model, plan):
+    with Sampler(*model, plan(cache_dtype=INT8)) as sampler:
+        yield sampler
+
+
+def in_steps(x):
+    """Round every head of every token to 127 steps on each side of zero."""
+    step = jnp.abs(x).max(-1, keepdims=True) / 127
+    return jnp.round(x / step) * step
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def rounded_pass(params, tokens, config):
+    """Return the log-prob of each token in a pass over whole rows, whose attention reads rounded entries."""
+    rope = rotation(config, jnp.arange(tokens.shape[1])[None])
+    x = params["embed"][tokens]
+    for weights in decoder.unstack(params["layers"]):
+        x = decoder.apply_layer(
+            config, weights, x, rope, lambda q, k, v: attention(q, in_steps(k), in_steps(v), backend="xla")
+        )
+    x = decoder.rms_norm(x, params["norm"], config.norm_eps)
+    logp = jax.nn.log_softmax(x @ decoder.Decoder(config).head_matrix(params).T)
+    chosen = jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    return jnp.pad(chosen, ((0, 0), (1, 0)))
+
+
+def compared(responses, model):
+    """Return the log-probs of the model's tokens: as stored, of the rounded pass, of the training pass."""
+    rows = np.zeros((len(responses), 96), np.int32)
+    for row, r in zip(rows, responses):
+        row[: len(r.prompt_tokens) + len(r.tokens)] = np.concatenate([r.prompt_tokens, r.tokens])
+    own = np.asarray(rounded_pass(model[1], rows, model[0].config))
+    whole = np.asarray(jax.jit(token_logprobs, static_argnames="model")(*model, rows)[0])
+    stored, places = [], []
+    for row, r in enumerate(responses):
+        wrote = np.flatnonzero(np.ones(len(r.tokens), bool) if r.mask is None else r.mask)
+        stored.append(r.logprobs[wrote])
+        places += [(row, len(r.prompt_tokens) + place) for place in wrote]
+    at = tuple(np.array(places).T)
+    return np.concatenate(stored), own[at], whole[at]
+
+
+def check_own(stored, own, whole):
+    """A number between two steps is now and then rounded to the other one, because sums differ in order."""
+    gaps = np.abs(stored - own)
+    assert np.quantile(gaps, 0.99) < 1e-5 and gaps.max() < 2e-3
+    assert 2e-3 < np.abs(stored - whole).mean() < 0.03  # the gap to the policy that is trained
+
+
+def test_stored_logprobs_are_a_pass_with_rounded_keys_and_values(eight, model):
+    prompts = [5, 9, 2, 44], list(range(16)), [7]
+    asked = [Request(p, request_seeds(1, i, samples=4), 60, index=i) for i, p in enumerate(prompts)]
+    check_own(*compared(list(eight.run(asked)), model))
+
+
+def test_a_message_is_rounded_too(model, plan):
+    with Sampler(*model, plan(turns=True, cache_dtype=INT8)) as sampler:
+        responses = list(sampler.run(turn_requests(6), Dialogue(three_turns)))
+    assert any(r.mask is not None for r in responses)
+    check_own(*compared(responses, model))
+
+
+def test_company_fewer_slots_and_a_mesh_do_not_matter(eight, model, plan, mixed, results):
+    few_long = [80 if slot in (9, 20, 22, 31) else 2 for slot in range(32)]
+    asked = [*mixed, Request([5, 9], request_seeds(7, samples=32), few_long, index=99)]
+    wanted = results(eight, asked)
+    assert results(eight, asked[::-1]) == wanted
+    for mesh in (None, make_mesh(data=2, fsdp=2, tensor=2)):
+        with Sampler(*model, plan(32, mesh=mesh, shrink=True, cache_dtype=INT8)) as sampler:
+            before = jax.tree.map(lambda x: x.sharding, sampler._engine._slots)
+            assert results(sampler, asked) == wanted
+            assert results(sampler, asked[-1:]) == {key: wanted[key] for key in wanted if key[0] == 99}
+            assert sampler._engine.slots == 8
+            assert jax.tree.map(lambda x: x.sharding, sampler._engine._slots) == before
+
+
+def test_the_plan_counts_a_cache_in_int8(eight, model, plan):
+    held = jax.tree.leaves((eight._engine._slots.keys, eight._engine._slots.values))
+    wide, planned = plan(), eight.plan
+    assert sum(leaf.nbytes for leaf in held) == planned.cache_bytes < 0.4 * wide.cache_bytes
+    assert {leaf.dtype.name for leaf in held} == {"int8", "float32"}
+    assert planned.cache_bytes == cache_bytes(model[0].config, 4, planned.cache_length, INT8)
+    assert ", float32, cache in int8;" in str(planned) and "cache in" not in str(wide)
