@@ -83,7 +83,7 @@ def main() -> int:
 def measured(
     work: Path, name: str, way: str, settings: list[str], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    run = Round(work, name, way, settings, samplers=1)
+    run = Round(work, work / name, way, settings, samplers=1)
     run.prefixes = [["taskset", "-c", "0"], ["taskset", "-c", "1"]]
     if (error := run.finish(time.monotonic() + arguments.longest)) is not None:
         raise SystemExit(error)

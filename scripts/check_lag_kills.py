@@ -1,20 +1,22 @@
 """Kill lagged runs with SIGKILL at random moments; compare the end with a run in one process without kills.
 
     python scripts/check_lag_kills.py [--lags 0,1,3] [--ways one,apart,split] [--samplers 1] [--stages 6]
-                                      [--rounds 1] [--kills 4] [--seed 0] [--longest 300]
+                                      [--rounds 1] [--kills 4] [--seed 0] [--longest 300] [--bucket]
 
 The ways: `one` process, the commands `train --rollouts wait` and `sample` `apart`, and one process that
 `split`s its devices; `mixed` kills all processes and goes on in a random one of these ways. Each lag is tried
 with µ = 1 and µ = 2. In a round, a random process is killed `--kills` times; each time the same command
 starts it again. Then the run may end. Weights and optimizer state, the journal without its times, and all
 rollouts must be bit-identical to those of the run without kills, and no committed rollout may be written
-again.
+again. With `--bucket`, the folders of the killed runs are in a bucket, of which the stand-in of the tests
+plays the server; the run without kills is on the local disk.
 
 Prints a JSON line per round, and exits with 1 if anything differs. A round that takes longer than `--longest`
 seconds is stopped and counts as wrong.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -28,6 +30,8 @@ from typing import Any
 
 import quick_programs
 from tiny_run import TINY_RUN
+
+from mugrpo_jax.files import is_remote, to_path
 
 REWARD = (
     "def short(text, problem):\n    return 1.0 / (1 + len(text))\n"  # so that every update has a gradient
@@ -47,10 +51,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=300.0)
+    parser.add_argument("--bucket", action="store_true")
     arguments = parser.parse_args()
     chance, wrong = random.Random(arguments.seed), 0
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as server:
         work = Path(temporary)
+        place = bucket(server) if arguments.bucket else str(work)
         (work / "run.yaml").write_text(TINY_RUN)
         (work / "lag_rewards.py").write_text(REWARD)
         for lag in map(int, arguments.lags.split(",")):
@@ -60,13 +66,13 @@ def main() -> int:
                     f"batch.updates_per_stage={updates}",
                     f"batch.stages={arguments.stages}",
                 ]
-                whole = Round(work, f"whole-{lag}-{updates}", "one", settings, 0)
+                whole = Round(work, work / f"whole-{lag}-{updates}", "one", settings, 0)
                 whole.finish(time.monotonic() + arguments.longest)
                 writes = sum(progress(whole.folder)[:1]) + len(journal(whole.folder))
                 for way in arguments.ways.split(","):
                     for number in range(arguments.rounds):
                         name = f"{way}-{lag}-{updates}-{number}"
-                        tried = Round(work, name, way, settings, arguments.samplers)
+                        tried = Round(work, to_path(f"{place}/{name}"), way, settings, arguments.samplers)
                         tried.writes = writes
                         about = tried.kills(arguments.kills, chance, arguments.longest)
                         same = "error" not in about and ending(tried.folder) == ending(whole.folder)
@@ -76,11 +82,20 @@ def main() -> int:
     return int(wrong > 0)
 
 
+def bucket(server: contextlib.ExitStack) -> str:
+    """Start the stand-in of a bucket, until the stack is closed; return the bucket's URL."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    from fake_gcs import FakeGcs
+
+    os.environ.update(server.enter_context(FakeGcs()).environment)
+    return "gs://bucket"
+
+
 class Round:
     """A run and its processes: a trainer, and with the way `apart` some samplers."""
 
-    def __init__(self, work: Path, name: str, way: str, settings: list[str], samplers: int) -> None:
-        self.work, self.folder = work, work / name
+    def __init__(self, work: Path, folder: Path, way: str, settings: list[str], samplers: int) -> None:
+        self.work, self.folder = work, folder
         sizes = ["sampling.prompts_per_shard=1", "report.samples=0", "task.reward=lag_rewards:short"]
         self.train = ["train", str(work / "run.yaml"), "--out", str(self.folder), *settings, *sizes]
         self.mixed, self.samplers = way == "mixed", samplers
@@ -135,19 +150,18 @@ class Round:
         """Kill random processes `count` times, then let the run end; return what happened.
 
         A kill comes when the run has written a random number of times, and a short random time later: the
-        start of a process takes much longer than all its stages.
+        start of a process takes much longer than all its stages. In a bucket, where every look is a request, a
+        kill comes after a random time.
         """
         begun = time.monotonic()
         end, killed, again, before = begun + longest, [], 0, committed(self.folder)
         self.running = [self.start(number) for number in range(len(self.commands))]
         for _ in range(count):
-            steps = chance.randint(1, 2 * self.writes // (count + 1))
-            seen = progress(self.folder)
-            while steps and self.running[0].poll() is None and time.monotonic() < end:
-                time.sleep(0.002)
-                steps -= (now := progress(self.folder)) != seen
-                seen = now
-            time.sleep(chance.expovariate(10.0))
+            if is_remote(self.folder):
+                time.sleep(chance.uniform(3.0, 25.0))
+            else:
+                self.wait_for_writes(chance.randint(1, 2 * self.writes // (count + 1)), end)
+                time.sleep(chance.expovariate(10.0))
             alive = [number for number, process in enumerate(self.running) if process.poll() is None]
             if not alive or self.running[0].poll() == 0:
                 break
@@ -178,6 +192,14 @@ class Round:
         about |= {"seconds": round(time.monotonic() - begun, 1)}
         return about if error is None else about | {"error": error}
 
+    def wait_for_writes(self, steps: int, end: float) -> None:
+        """Wait until the run has written so many times, or the trainer has ended."""
+        seen = progress(self.folder)
+        while steps and self.running[0].poll() is None and time.monotonic() < end:
+            time.sleep(0.002)
+            steps -= (now := progress(self.folder)) != seen
+            seen = now
+
 
 def progress(folder: Path) -> tuple[int, int]:
     """Return how much the run has written: files of rollouts, also unfinished ones, and journal bytes."""
@@ -186,8 +208,16 @@ def progress(folder: Path) -> tuple[int, int]:
     return files, journal.stat().st_size if journal.exists() else 0
 
 
-def committed(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+def committed(folder: Path) -> dict[str, object]:
+    """Return the complete shards, each with something that changes when it is written again."""
+    if not is_remote(folder):
+        return {str(path): path.stat().st_mtime_ns for path in folder.glob("rollouts/*/*.arrayrecord")}
+    import fsspec
+
+    storage = fsspec.filesystem("gcs")
+    return {
+        str(path): storage.info(str(path))["generation"] for path in folder.glob("rollouts/*/*.arrayrecord")
+    }
 
 
 def left_over(folder: Path) -> list[str]:
