@@ -150,8 +150,8 @@ class Round:
         """Kill random processes `count` times, then let the run end; return what happened.
 
         A kill comes when the run has written a random number of times, and a short random time later: the
-        start of a process takes much longer than all its stages. In a bucket, where every look is a request, a
-        kill comes after a random time.
+        start of a process takes much longer than all its stages. In a bucket, where every look is a request,
+        a kill comes after a random time.
         """
         begun = time.monotonic()
         end, killed, again, before = begun + longest, [], 0, committed(self.folder)

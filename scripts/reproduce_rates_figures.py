@@ -45,7 +45,8 @@ PANELS = {  # label of the axis: where the points are, and their name
 
 def draw(runs: Sequence[Run], folder: Path) -> None:
     """Draw the methods at each learning rate, and the scopes of the veto at the highest."""
-    (draw_methods if len(_rates(runs)) > 1 else draw_side_by_side)(runs, folder / "methods.png")
+    if any(run["arm"] in METHODS for run in runs):
+        (draw_methods if len(_rates(runs)) > 1 else draw_side_by_side)(runs, folder / "methods.png")
     if any(run["arm"] in SCOPES.keys() - METHODS.keys() for run in runs):
         draw_scopes(runs, folder / "scopes.png")
 
