@@ -281,7 +281,8 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
-        ("## SmolLM2-135M on chains", "## The quickstart", ["chains"]),
+        ("## SmolLM2-135M on chains", "### LoRA on chains", ["chains"]),
+        ("### LoRA on chains", "## The quickstart", ["chains_lora"]),
         ("## The quickstart", "## Short responses", ["quickstart"]),
         ("### What came out", "### Five times", ["."]),
         ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
