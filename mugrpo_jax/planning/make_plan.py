@@ -79,7 +79,7 @@ def plan_run(
         frozen=frozen,
         gradients=weights,
         compute=2 * weights * jnp.dtype(config.model.compute_dtype).itemsize // 4,
-        sampler=max(map(_sampler_bytes, (sampler, *behaviors.values()))),
+        sampler=max(map(_sampler_bytes, (sampler, *(behaviors.values() if devices is None else ())))),
         device=device,
     )
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -129,10 +129,8 @@ def _sampler(
     if evaluates and only_trains and not config.evaluation.problems:
         return None, None
     if device is not None and device <= kept:
-        what = "the training state" if evaluates else "its weights"
-        return None, (
-            f"{what} takes {human(kept)} on each device, and {human(device)} are free; {_smaller(config)}"
-        )
+        what = "the training state takes" if evaluates else "what stays beside the sampler takes"
+        return None, f"{what} {human(kept)} on each device, and {human(device)} are free; {_smaller(config)}"
     left = None if device is None else device - kept
     try:
         return sampler_plan(config, model, mesh, memory=left), None
