@@ -199,6 +199,24 @@ def test_two_processes_sample_as_one_from_several_policies_with_a_cache_in_int8(
     assert len(names) == 2
 
 
+def test_two_processes_train_on_what_a_sampler_of_its_own_writes(alone, place):
+    out = place / "waiting"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_programs.flags()}
+    environment["PYTHONPATH"] = os.pathsep.join([str(place), str(Path(__file__).parents[2])])
+    program = "import sys; from mugrpo_jax.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "sample", str(out), "--watch", "--wait-limit", "100"]
+    sampler = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        codes, shown, _ = launch(out, by_flags(2), "--rollouts", "wait")
+        assert codes == [0, 0], shown
+        _, said = sampler.communicate(timeout=60)
+        assert sampler.returncode == 0, said
+    finally:
+        sampler.kill()
+    assert_same_rollouts(alone, out)
+    assert_same_end(alone, out, 1e-5)
+
+
 def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, place):
     out = place / "killed"
     for phase, dead, kill in (
