@@ -66,10 +66,9 @@ def write(entries: Entries, rows: jax.Array, places: jax.Array, new: jax.Array) 
     if not isinstance(entries, Rounded):
         return entries.at[rows, places].set(new, mode="drop")
     parts = in_eight_bits(new, axis=-1)
-    scales = parts["scales"][..., 0]
     return Rounded(
         entries.values.at[rows, places].set(parts["values"], mode="drop"),
-        entries.scales.at[rows, :, places].set(scales, mode="drop"),
+        entries.scales.at[rows, :, places].set(parts["scales"][..., 0], mode="drop"),
     )
 
 
@@ -81,7 +80,7 @@ def append(entries: Entries, places: jax.Array, new: jax.Array) -> Entries:
     """
     rows = jnp.arange(len(places))
     if not isinstance(entries, Rounded):
-        return entries.at[rows, places].set(new, mode="drop")
+        return write(entries, rows, places, new)
     parts = in_eight_bits(new, axis=-1)
     here = jnp.arange(length(entries)) == places[:, None, None]
     values = entries.values.at[rows, places].set(parts["values"], mode="drop")

@@ -58,9 +58,10 @@ def compiled(request):
     return {program.kind: _compile(program.lower(), topology) for program in wanted}
 
 
-def test_some_chips_of_a_host_only_sample_while_the_others_train():
+@pytest.mark.parametrize("name", ["v5e:2x2", pytest.param("v5p:2x2x1", marks=pytest.mark.slow)])
+def test_some_chips_of_a_host_only_sample_while_the_others_train(name):
     config = configs.changed(CONFIG, ["mesh.sampling_devices=2", "mesh.fsdp=1", "batch.lag=1"])
-    plan = compile_plan(config, "v5e:2x2", propose=False)
+    plan = compile_plan(config, name, propose=False)
     assert plan.fits, plan.verdict
     decode, apart = plan.program("decode"), plan.program("apart: decode")
     assert apart.peak < decode.peak and plan.program("update").cost.collectives

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from mugrpo_jax.models import make_mesh
+from mugrpo_jax.models import cache_bytes, make_mesh
 from mugrpo_jax.models.eight_bits import EIGHT_BITS
 from mugrpo_jax.models.io.known_shapes import KNOWN_SHAPES
 from mugrpo_jax.models.io.loading import tiny_shape
@@ -178,6 +178,12 @@ def test_decode_with_a_cache_in_int8_compiles_for_tpus_without_a_wide_copy_of_it
     assert memory.argument_size_in_bytes == pytest.approx(plan.weight_bytes + plan.cache_bytes, rel=0.01)
     assert memory.alias_size_in_bytes >= plan.cache_bytes
     assert memory.temp_size_in_bytes <= max(plan.work_bytes, 0.15 * plan.cache_bytes)
+
+
+def test_a_cache_in_int8_takes_half_the_memory():
+    """The sizes of 4,096 tokens of a 7B model, as the guide says them."""
+    wide, eight = (cache_bytes(QWEN_7B, 1, 4096, dtype) for dtype in ("bfloat16", INT8))
+    assert round(wide / 1e6) == 235 and round(eight / 1e6) == 121
 
 
 def test_a_cache_in_int8_is_refused_where_a_tpu_would_pad_it(several_processes):

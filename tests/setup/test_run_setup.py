@@ -70,6 +70,14 @@ def test_sampling_devices_must_divide_those_of_the_host(setup):
         sampling_mesh(setup.mesh, 3)
 
 
+def test_the_cache_has_the_dtype_of_the_config(setup):
+    plain = setup.sampler_plan
+    assert plain.cache_dtype == plain.dtype and not plain.eight_bit_cache
+    changed = configs.changed(setup.config, ["sampling.cache_dtype=int8"])
+    rounded = dataclasses.replace(setup, config=changed).sampler_plan
+    assert rounded.eight_bit_cache and (rounded.dtype, rounded.matrices) == (plain.dtype, plain.matrices)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup, dtype):
     """Sharded over eight devices for the updates, copied to four pairs for sampling."""
