@@ -112,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
             "--config", type=lambda text: Path(text).resolve(), default=CONFIG, help="config of all runs"
         )
         command.add_argument("--model", default="smollm2-135m", help="model before the warm start")
+        command.add_argument(
+            "--start", type=Path, help="folder of runs whose warm start is used (default: --runs)"
+        )
         command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
         command.add_argument("--seconds", type=float, default=1e9, help="save and stop before this time")
         command.add_argument("--keep", action="store_true", help="keep checkpoints and rollouts after a run")
@@ -144,12 +147,13 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     runs = arguments.runs.resolve()
     queue = Queue(arguments.jobs, arguments.seconds, runs / "programs")
     settings = _arms(arguments) if arguments.command == "run" else _grid(arguments)
-    start = runs / "warm-start-export" / "model"
+    begun = (arguments.start or runs).resolve()  # the folder with the warm start
+    start = begun / "warm-start-export" / "model"
     works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
     replayed = arguments.command == "run" and arguments.replay
     first, others = _replays(works, arguments) if replayed else ([], works)
     keys = [f"model.source={arguments.model}", *overrides]
-    if _warm_start(queue, runs, arguments.config, keys, start) and queue.run(first) and queue.run(others):
+    if _warm_start(queue, begun, arguments.config, keys, start) and queue.run(first) and queue.run(others):
         if not arguments.keep:
             _drop_heavy(first)
         say(what="all done")

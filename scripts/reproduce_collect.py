@@ -111,7 +111,8 @@ def _facts(folder: Path) -> dict[str, Any]:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     named = {name: config[name] for name in FACTS if name in config}
     # Keep only the names: the paths of this machine are private.
-    named["model"]["source"] = Path(named["model"]["source"]).name
+    for part in (named["model"], *(named.get("sampling", {}).get("behaviors") or ())):
+        part["source"] = Path(part["source"]).name
     options = named["task"]["options"]
     if "folder" in options:
         options["folder"] = Path(options["folder"]).name

@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import reproduce_rates_figures
+import reproduce_settings as settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -45,7 +46,9 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
     if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
     print("\n".join(tables(runs, grid, level)))
-    if runs and all(run["rate"] for run in runs):
+    if settings.are(runs):
+        reproduce_rates_figures.draw_settings(runs, results / "settings.png")
+    elif runs and all(run["rate"] for run in runs):
         reproduce_rates_figures.draw(runs, results)
     elif runs:
         _draw_accuracy(runs, results / "accuracy.png")

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from reproduce_rates import TRIGGERED
 from reproduce_regimes import Run
+from reproduce_settings import SETTINGS, setting
 
 METHODS = {
     "grpo-mu4": "GRPO, fresh data (µ = 4)",
@@ -26,6 +27,12 @@ SCOPES = {
     "mu_grpo": "the suffix (µ-GRPO)",
     "mu_grpo-sequence": "the whole response",
 }
+OBJECTIVES = {
+    "grpo-stale": "GRPO (narrow clip)",
+    "mu_grpo": "µ-GRPO",
+    "m2po": "M2PO",
+    "p3o": "P3O",
+}
 COLORS = {  # colours that people with a colour blindness can tell apart (Okabe and Ito)
     "grpo-mu4": "#000000",
     "grpo-stale": "#0072b2",
@@ -33,6 +40,8 @@ COLORS = {  # colours that people with a colour blindness can tell apart (Okabe 
     "mu_grpo": "#009e73",
     "mu_grpo-trigger": "#cc79a7",
     "mu_grpo-sequence": "#56b4e9",
+    "m2po": "#e69f00",
+    "p3o": "#cc79a7",
 }
 
 
@@ -87,6 +96,21 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
         axis.set_ylabel(label)
         axis.set_xlabel("updates on one generation")
     figure.suptitle(f"The veto removes ... (learning rate {rate:g})", fontsize=10)
+    _finish(figure, path)
+
+
+def draw_settings(runs: Sequence[Run], path: Path) -> None:
+    """One panel per setting: accuracy. Thin lines are seeds."""
+    columns = list(dict.fromkeys(map(setting, runs)))
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(4 * len(columns), 3.6), squeeze=False, sharey=True, layout="constrained"
+    )
+    panels = list(PANELS)[:1]
+    for axis, column in zip(axes[0], columns, strict=True):
+        _draw_panels(np.array([axis]), panels, [run for run in runs if setting(run) == column], OBJECTIVES)
+        axis.set_title(f"sampled {SETTINGS[column]}", fontsize=10)
+        axis.set_xlabel("updates on one generation")
+    axes[0, 0].set_ylabel(panels[0])
     _finish(figure, path)
 
 

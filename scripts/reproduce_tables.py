@@ -10,6 +10,7 @@ import numpy as np
 import reproduce_held_out as held_out
 import reproduce_rates as rates
 import reproduce_regimes as regimes
+import reproduce_settings as settings
 from reproduce_regimes import Run, row_of
 
 from mugrpo_jax import objectives
@@ -19,9 +20,15 @@ FRESH = "grpo-mu4"  # the arm that all others are compared with
 
 
 def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], list[Run]]:
-    """The runs of the comparison, and the finished runs of the grid."""
+    """The runs of the comparison, and the finished runs of the grid.
+
+    If the folder has only folders of runs in it, each is one of `settings.SETTINGS`.
+    """
     runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
     grid = results / "law.jsonl"
+    if not runs and not grid.exists():
+        found = [_load(path) for path in results.glob("*/*-seed*.jsonl")]
+        return settings.sort(found, arms), []
     return (
         sorted(runs, key=lambda run: (run["rate"] or 0, arms.index(run["arm"]), run["seed"])),
         _load_law(grid, level) if grid.exists() else [],
@@ -39,7 +46,9 @@ def _load(path: Path) -> Run:
 
 def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[str]:
     """The lines that `draw` prints."""
-    if runs and all(run["rate"] for run in runs):
+    if settings.are(runs):
+        yield from settings.tables(runs)
+    elif runs and all(run["rate"] for run in runs):
         yield from rates.tables(runs)
         for compare in (_time_table, _equal_accuracy_table):
             if lines := list(compare(runs)):

@@ -282,7 +282,8 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
     ("begin", "end", "folders"),
     [
         ("## SmolLM2-135M on chains", "### LoRA on chains", ["chains"]),
-        ("### LoRA on chains", "## The quickstart", ["chains_lora"]),
+        ("### LoRA on chains", "### Responses of other policies", ["chains_lora"]),
+        ("### Responses of other policies", "## The quickstart", ["settings"]),
         ("## The quickstart", "## Short responses", ["quickstart"]),
         ("### What came out", "### Five times", ["."]),
         ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
