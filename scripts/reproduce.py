@@ -93,8 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="generate once per seed: all stale arms use the rollouts of the first one (a single stage)",
     )
     grid = commands.add_parser("grid", help="train the grid of the staleness law until the time is over")
-    grid.add_argument("--mu", nargs="+", type=int, default=[16, 128, 512], help="µ of the GRPO runs")
+    grid.add_argument("--mu", nargs="*", type=int, default=[16, 128, 512], help="µ of the GRPO runs")
     grid.add_argument("--protected-mu", nargs="*", type=int, default=[512], help="µ of the µ-GRPO runs")
+    grid.add_argument(
+        "--no-veto-mu", nargs="*", type=int, default=[], help="µ of the runs with a relaxed clip and no veto"
+    )
     grid.add_argument(
         "--lags", nargs="+", type=int, default=[0], help="batch.lag L of all runs: S = L·µ + µ - 1"
     )
@@ -207,10 +210,16 @@ def _arms(arguments: argparse.Namespace) -> Iterator[Setting]:
 def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
     """The runs of the grid. They evaluate few problems, but often, to see when a run collapses."""
     evaluation = ["evaluation.every=128", "evaluation.problems=256", "evaluation.samples=2"]
-    pairs = [("grpo", mu) for mu in arguments.mu] + [("mu_grpo", mu) for mu in arguments.protected_mu]
+    sizes = {
+        "grpo": arguments.mu,
+        "relaxed-no-veto": arguments.no_veto_mu,
+        "mu_grpo": arguments.protected_mu,
+    }
+    pairs = [(objective, mu) for objective, several in sizes.items() for mu in several]
     settings = itertools.product(arguments.seeds, arguments.rates, pairs, arguments.lags)
     for seed, rate, (objective, mu), lag in settings:
-        keys = [f"seed={seed}", f"objective.name={objective}", f"optimizer.learning_rate={rate}"]
+        named = ARMS.get(objective, [f"objective.name={objective}"])
+        keys = [f"seed={seed}", *named, f"optimizer.learning_rate={rate}"]
         rare = f"checkpoints.every={arguments.updates}"  # only at a stop and at the end
         late, lagged = (f"-lag{lag}", [f"batch.lag={lag}"]) if lag else ("", [])
         name = f"law/{objective}-mu{mu}{late}-lr{rate:g}-seed{seed}"

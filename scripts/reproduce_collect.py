@@ -161,7 +161,7 @@ def _law(folder: Path) -> dict[str, Any]:
     return {
         "run": folder.name,
         "finished": (folder / "done").exists(),
-        "objective": run.config.objective.name,
+        "objective": _name(run.config.objective),
         "mu": place.lag + 1,  # (L + 1)·µ with `batch.lag`; else µ
         "learning_rate": place.learning_rate,
         "seed": run.config.seed,
@@ -182,6 +182,11 @@ def _law(folder: Path) -> dict[str, Any]:
         "evaluations": {"updates": updates, "accuracy": accuracy, "standard_error": errors, "way": way},
         "environment": run.environment,
     }
+
+
+def _name(objective: Any) -> str:
+    """The objective's name; µ-GRPO without the veto has the name of its arm."""
+    return "relaxed-no-veto" if objective.knobs.get("veto") == "none" else str(objective.name)
 
 
 def _curve(updates: list[dict[str, Any]]) -> dict[str, list[Any]]:
