@@ -198,6 +198,61 @@ def test_a_lag_counts_as_staleness_in_the_grid_of_the_law(tmp_path):
     assert line["mu"] == 24 and line["lag_times_rate"] == pytest.approx(24e-5)  # (L + 1) · µ
 
 
+def test_runs_without_the_veto_have_a_name_of_their_own_in_the_grid(tmp_path):
+    given = ["grid", "--runs", "r", "--mu", "--protected-mu", "8", "--no-veto-mu", "8", "--rates", "1e-5"]
+    settings = list(reproduce._grid(reproduce._parser().parse_args(given)))
+    assert [name for name, _, _ in settings] == [
+        "law/relaxed-no-veto-mu8-lr1e-05-seed0",
+        "law/mu_grpo-mu8-lr1e-05-seed0",
+    ]
+    for name, mu, keys in settings:
+        wanted = [key for key in keys if key.startswith("objective.")]
+        write_run(tmp_path / name, mu=mu, rate=1e-5, overrides=wanted)
+    reproduce_collect.collect(tmp_path, tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "law.jsonl").read_text().splitlines()]
+    assert [line["objective"] for line in lines] == ["mu_grpo", "relaxed-no-veto"]
+
+
+def test_runs_may_take_the_warm_start_of_another_folder(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(reproduce, "_warm_start", lambda *given: seen.append(given) or True)
+    monkeypatch.setattr(reproduce.Queue, "run", lambda self, works: seen.extend(works) or True)
+    monkeypatch.setattr(reproduce_queue.signal, "signal", lambda *_: None)  # pytest keeps its own
+    given = ["run", "--runs", str(tmp_path / "b"), "--start", str(tmp_path / "a"), "--queue", "mu_grpo:0"]
+    assert reproduce._train(reproduce._parser().parse_args(given), []) == 0
+    (_, begun, _, _, start), work = seen
+    assert begun == tmp_path / "a" and f"model.source={start}" in work.command
+    assert start == tmp_path / "a" / "warm-start-export" / "model" and work.folder.parent == tmp_path / "b"
+
+
+def test_settings_are_compared_in_one_table(tmp_path, capsys):
+    weaker = "sampling.behaviors=[{source: current, share: 0.5}, {source: /home/me/weaker, share: 0.5}]"
+    for setting, arm, seed, keys in (
+        ("mixed", "p3o", 0, [weaker]),
+        ("mixed", "p3o", 1, [weaker]),
+        ("cold", "m2po", 0, ["sampling.temperature=0.6"]),
+    ):
+        folder = tmp_path / setting / f"{arm}-lr1e-05-seed{seed}"
+        write_run(folder, mu=32, rate=1e-5, seed=seed, overrides=[f"seed={seed}", *keys])
+    for setting in ("mixed", "cold"):
+        reproduce_collect.collect(tmp_path / setting, tmp_path / "out" / setting)
+    text = (tmp_path / "out" / "mixed" / "p3o-lr1e-05-seed0.jsonl").read_text()
+    assert '"source": "weaker"' in text and "/home/me" not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    accuracy = [line["accuracy"] for line in lines if line["kind"] == "evaluation"]
+    capsys.readouterr()
+    pytest.importorskip("matplotlib")
+    from reproduce_draw import draw
+
+    draw(tmp_path / "out", list(reproduce.ARMS), level=0.5)
+    head, _, mixed, cold = capsys.readouterr().out.strip().splitlines()
+    assert head.startswith("| arm | responses sampled | seeds | start | mean of the last 3 evaluations |")
+    end = sum(accuracy[-3:]) / 3
+    wanted = f"| p3o | half by a weaker model | 2 | {accuracy[0]:.3f} | {end:.3f} | {end:.3f}, {end:.3f} |"
+    assert mixed.startswith(wanted) and cold.startswith("| m2po | at temperature 0.6 | 1 |")
+    assert (tmp_path / "out" / "settings.png").stat().st_size > 10_000
+
+
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
     runs, out = tmp_path / "runs", tmp_path / "out"
     for name, seed in (
