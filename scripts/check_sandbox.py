@@ -71,6 +71,18 @@ ATTACKS = {
         "x = []\nwhile len(x) < 10240: x.append(bytearray(2**20))\nprint('escaped')",
         {"memory_limit"},
     ),
+    "10 GB of memory without a process": (
+        "import os\nfiles = []\nwhile len(files) < 1280:\n    files.append(os.memfd_create('x'))\n"
+        "    os.write(files[-1], bytes(2**23))\nprint('escaped')",
+        {"program_error"},
+    ),
+    "10 GB of shared memory": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
+        "for _ in range(160):\n    number = libc.shmget(0, 2**26, 0o1600)\n    if number < 0: break\n"
+        "    place = libc.shmat(number, None, 0)\n    ctypes.memset(place, 1, 2**26)\n"
+        "    libc.shmdt(ctypes.c_void_p(place))\n    print('escaped')",
+        {"ok"},
+    ),
     "10 GB of files": (
         "for i in range(10240): open(str(i), 'wb').write(bytes(2**20))\nprint('escaped')",
         {"file_limit"},

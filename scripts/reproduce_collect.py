@@ -29,6 +29,7 @@ FACTS = (
     "advantage",
     "overlong_buffer",
     "optimizer",
+    "lora",
 )
 
 

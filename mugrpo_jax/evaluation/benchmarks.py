@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,9 @@ def benchmark(
     for out, task in tasks.items():
         check_output(out)
         load_reward(reward or task.reward)
-        if (reward or task.reward) in CODE_REWARDS:
-            check_sandbox(unsafe=unsafe_sandbox)
+        runs_programs = (reward or task.reward) in CODE_REWARDS
+        if runs_programs and (warning := check_sandbox(unsafe=unsafe_sandbox)):
+            print(warning, file=sys.stderr)
         if not len(task.test):
             raise ValueError(
                 f"task {task.name}: no held-out problems to evaluate; name a file: --option test=FILE"

@@ -57,7 +57,8 @@ def check_failed(
     if total < _FEW or failed <= limit * total:
         return
     often = max(failures, key=lambda name: failures[name])
+    who = "the reward" if config.environment.name is None else "the environment or the reward"
     raise ConfigError(
-        f"{what}: the reward failed for {failed} of {total} responses, more than the share task.max_failed="
+        f"{what}: {who} failed for {failed} of {total} responses, more than the share task.max_failed="
         f"{limit:g}; most often: {often} ({examples.get(often, 'see mugrpo rollouts')}); {remedy}"
     )

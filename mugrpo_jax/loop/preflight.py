@@ -156,14 +156,14 @@ def check_reward(config: RunConfig, task: Task) -> str:
 
     A built-in reward is not called, but those that need answers of a certain form check all of them, and
     those that run programs check the sandbox. `task.max_failed=1` allows a reward that always fails. Returns
-    a line of text about each reward that was called.
+    a line of text about each reward that was called, or that runs programs without isolation.
     """
     problems, lines = task.train or task.test, []
     for name in reward_weights(config, task):
         try:
             load_reward(name)
             if name in CODE_REWARDS:
-                check_sandbox(unsafe=config.task.unsafe_sandbox)
+                lines.append(check_sandbox(unsafe=config.task.unsafe_sandbox))
         except ValueError as error:
             raise ConfigError(f"task.reward: {error}") from error
         if task.sources and (check := ANSWER_CHECKS.get(name)):
@@ -171,7 +171,7 @@ def check_reward(config: RunConfig, task: Task) -> str:
                 _check_answer(check, problem)
         if not (name in REWARDS or config.task.max_failed == 1 or not problems):
             lines.append(_call_reward(config, name, problems[0]))
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
 def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:

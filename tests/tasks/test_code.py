@@ -98,7 +98,10 @@ def test_the_forms_of_tests_of_known_datasets(answer, given, expected):
         ('{"tests": ["assert f(1)"], "time_s": 0}', "time_s is 0"),
         ("[]", "has no tests"),
         ('{"tests": ["assert f(1)"], "memory_mb": true}', "memory_mb is True"),
-        ('{"inputs": ["1", "2"], "outputs": ["1"]}', "shorter"),
+        ('{"inputs": ["1", "2"], "outputs": ["1"]}', "2 inputs and 1 outputs"),
+        ('{"inputs": null, "outputs": ["1"]}', "inputs is None; possible: a list"),
+        ('[{"input": 5, "output": "3", "testtype": "functional"}]', "the input of a functional test is 5"),
+        ('{"tests": ["assert f(1)"], "memory_mb": 100.5}', "memory_mb is 100.5; possible: a whole number"),
         ('{"inputs": [1], "outputs": [1], "fn_name": "f"}', "the input of function f is 1; possible: a list"),
         ('[{"input": "1", "output": "2", "testtype": "file"}]', "testtype is 'file'; possible: stdin"),
         ('["x = 1\\nassert f(x) == 1"]', "not an assert line"),
@@ -116,6 +119,16 @@ def test_limits_and_the_name_of_the_function_come_with_the_tests():
     (test,), limits = read_tests(problem_of(listed, fn_name="g", time_s=4, processes=2))
     assert test.given == {"function": "g", "arguments": [[1]]}
     assert limits == Limits(time_s=4, processes=2)
+
+
+def test_a_value_of_apps_may_stand_in_a_list_and_keys_of_json_are_numbers_again():
+    answer = {"fn_name": "f", "inputs": [[{"1": 2}], [1]], "outputs": [[{"3": 4}], [[5]]]}
+    first, second = read_tests(Problem("p", "", json.dumps(answer)))[0]
+    assert first.given["arguments"] == [{1: 2}] and first.passed(Outcome("ok", "{3:4}", ""))
+    assert all(second.passed(Outcome("ok", text, "")) for text in ("[5]", "[[5]]"))
+    assert not second.passed(Outcome("ok", "5", "")) and not second.passed(Outcome("ok", "[[[5]]]", ""))
+    kept = read_tests(problem_of([{"input": "1", "output": "[5]", "testtype": "functional"}]))[0][0]
+    assert not kept.passed(Outcome("ok", "5", ""))  # LiveCodeBench has no such lists
 
 
 def test_a_test_with_isclose_has_its_own_tolerance():
@@ -177,10 +190,12 @@ def test_every_way_to_fail_has_its_own_status():
         "while True: print('x' * 999)": "output_limit",
         "open('x', 'wb').write(bytes(2**26))": "file_limit",
         "while True: pass": "time_limit",
+        "raise SystemExit(101)": "program_error",  # not the code for too much memory
+        f"x = {'-' * 100_000}1": "syntax_error",  # the compiler runs out of memory
     }
     found = {code: code_reward(fenced(code), problem) for code in statuses}
     assert {code: verdict.status for code, verdict in found.items()} == statuses
-    assert [verdict.value for verdict in found.values()] == [1.0] + [0.0] * 8
+    assert [verdict.value for verdict in found.values()] == [1.0] + [0.0] * 10
     assert code_reward("def f(x): return x * x", problem).status == "no_code"
     partial = code_partial_reward(fenced("def f(x): return 4"), problem)
     assert (partial.value, partial.status) == (0.5, "wrong_answer")
@@ -318,6 +333,36 @@ print([number for number in range(4, 64) if is_open(number)], len(socket.socketp
 
 
 @needs_isolation
+def test_links_do_not_lead_out_and_nothing_stays_for_the_next_test(tmp_path):
+    code = f"""
+import os
+if input() == "write":
+    os.symlink({str(tmp_path)!r}, "out")
+    os.makedirs("closed/inner")
+    open("closed/inner/note", "w").write("x")
+    os.chmod("closed", 0)
+    os.chmod(".", 0o500)
+    print(os.path.exists("out"))
+else:
+    print(os.listdir("."))
+"""
+    (tmp_path / "file").write_text("kept")
+    first, second = run_program(code, [{"stdin": "write"}, {"stdin": "look"}], limits=LIMITS)
+    assert (first.status, first.output, second.output) == ("ok", "False\n", "[]\n")
+    assert (tmp_path / "file").read_text() == "kept"
+    deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    outcome = run_one(deep, stdin="")
+    assert outcome.status == "file_limit" and "cannot be deleted" in outcome.detail
+
+
+@needs_isolation
+def test_a_function_finds_the_names_of_typing():
+    code = "class Solution:\n    def solve(self, x: List[int]) -> Optional[int]: return x[0]"
+    (found,) = run_program(code, [{"function": None, "arguments": [[7]]}], limits=LIMITS)
+    assert found.output == "7"
+
+
+@needs_isolation
 def test_processes_that_a_program_leaves_end_with_it():
     forks = "import os, time\nfor _ in range(50):\n    try:\n        if os.fork() == 0: time.sleep(99)\n"
     outcome = run_one(forks + "    except OSError: print('full'); break")
@@ -341,6 +386,7 @@ def test_without_isolation_programs_are_refused_unless_the_user_allows_it(monkey
     monkeypatch.setattr(launch, "_problem", lambda mode: "unshare: Operation not permitted")
     with pytest.raises(ValueError, match=r"cannot be isolated.*Operation not permitted.*unsafe_sandbox=true"):
         make_scorer("code", workers=0)
+    assert launch.check_sandbox(unsafe=True).startswith("warning: programs run without isolation")
     with make_scorer("code", workers=0, unsafe_sandbox=True) as scorer:
         score = scorer.submit(fenced("def f(x): return x"), problem_of(["assert f(2) == 2"])).result()
     assert (score.value, score.status) == (1.0, "ok")

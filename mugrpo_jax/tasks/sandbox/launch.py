@@ -100,10 +100,16 @@ def run_program(
     return _outcomes(code, tests, limits, isolation_mode() or ("unsafe" if unsafe else _refuse()))
 
 
-def check_sandbox(*, unsafe: bool = False) -> None:
-    """Raise a ValueError that says what to do, if programs cannot be isolated here and `unsafe` is False."""
-    if not unsafe and isolation_mode() is None:
+def check_sandbox(*, unsafe: bool = False) -> str:
+    """Raise a ValueError that says what to do, if programs cannot be isolated here and `unsafe` is False.
+
+    Returns a warning if programs will run without isolation, otherwise an empty text.
+    """
+    if isolation_mode() is not None:
+        return ""
+    if not unsafe:
         _refuse()
+    return "warning: programs run without isolation; they can read your files, write them and use the network"
 
 
 @functools.cache

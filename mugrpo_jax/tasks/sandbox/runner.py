@@ -12,7 +12,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from supervisor import supervise  # this is a script, not a package
+from supervisor import input_file, supervise  # this is a script, not a package
 
 _LINUX = sys.platform == "linux"
 if _LINUX:
@@ -40,6 +40,7 @@ def main() -> None:
             isolation.die_with_parent()  # a change of the user has cleared it
         elif isolated:
             isolation.drop_privileges(os.getuid())
+        stdin = input_file()
         if isolated:
             seccomp.forbid_calls(isolation.libc)
     except OSError as error:
@@ -48,7 +49,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 ignores it then
     with contextlib.nullcontext("/sandbox") if isolated else _temporary_folder() as folder:
         for test in request["tests"]:
-            result = supervise(request, test, folder, isolated)
+            result = supervise(request, test, folder, stdin, isolated)
             _write(out, result)
             if result["status"] == "time_limit":
                 break  # the other tests would probably take as long

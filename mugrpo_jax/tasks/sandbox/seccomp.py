@@ -1,7 +1,7 @@
 """Forbid system calls that no program of a task needs: ptrace, new namespaces, mounts, sockets of a network.
 
-This is a second line of defence behind the namespaces. It exists for x86_64 and aarch64; other machines go
-without it.
+This is a second line of defence behind the namespaces. It also forbids memory that belongs to no process, and
+that the limit of memory does not count. It exists for x86_64 and aarch64; other machines go without it.
 """
 
 import ctypes
@@ -26,6 +26,12 @@ _CALLS = {  # the numbers of the system calls on (x86_64, aarch64)
     "add_key": (248, 217),
     "request_key": (249, 218),
     "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
 }
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}

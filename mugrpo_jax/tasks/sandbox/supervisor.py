@@ -17,15 +17,21 @@ _CODES = {101: "memory_limit", 102: "file_limit", 103: "syntax_error"}
 
 
 def supervise(
-    request: dict[str, Any], test: dict[str, Any], folder: str, isolated: bool
+    request: dict[str, Any], test: dict[str, Any], folder: str, stdin: IO[bytes], isolated: bool
 ) -> dict[str, object]:
-    """Run the program on one test in a process of its own, and kill all that is left of it."""
+    """Run the program on one test in a process of its own, and kill all that is left of it.
+
+    `stdin` is the file of `input_file`.
+    """
     limits = request["limits"]
-    with _input_file(test.get("stdin", "").encode()) as stdin:
-        pipes = [os.pipe() for _ in range(3)]
-        child = os.fork()
-        if child == 0:
-            _start(request, test, folder, stdin.fileno(), [write for _, write in pipes])
+    stdin.seek(0)
+    stdin.truncate()
+    stdin.write(test.get("stdin", "").encode())
+    stdin.seek(0)
+    pipes = [os.pipe() for _ in range(3)]
+    child = os.fork()
+    if child == 0:
+        _start(request, test, folder, stdin.fileno(), [write for _, write in pipes])
     for _, write in pipes:
         os.close(write)
     texts = {read: bytearray() for read, _ in pipes}
@@ -37,9 +43,11 @@ def supervise(
         _read_rest(texts, limits["output_kb"] * 1024)
     for read in texts:
         os.close(read)
-    _clear(folder)
+    cleared = _clear(folder)
     output, errors, value = (bytes(text).decode(errors="replace") for text in texts.values())
     status = stopped or _status(code)
+    if not cleared:
+        status, errors = "file_limit", "the program left files that cannot be deleted"
     if status == "ok" and "stdin" not in test and not value:
         status, errors = "program_error", "the program ended before the function returned"
     last = next((line for line in reversed(errors.splitlines()) if line.strip()), f"exit code {code}")
@@ -109,19 +117,21 @@ def _kill_all(child: int, isolated: bool) -> None:
             os.waitpid(-1, 0)
 
 
-def _clear(folder: str) -> None:
-    """Delete what the program left in its folder, as far as possible. Links are not followed."""
-    left = list(os.scandir(folder))
-    if not left:
-        return
-    import shutil
+def _clear(folder: str) -> bool:
+    """Delete what the program left in its folder; return whether nothing is left. Links are not followed."""
+    with contextlib.suppress(OSError, RecursionError):
+        _delete_all(folder)
+    return not os.listdir(folder)
 
-    for entry in left:
+
+def _delete_all(folder: str) -> None:
+    os.chmod(folder, 0o700)
+    for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
+            _delete_all(entry.path)
+            os.rmdir(entry.path)
         else:
-            with contextlib.suppress(OSError):
-                os.unlink(entry.path)
+            os.unlink(entry.path)
 
 
 def _status(code: int) -> str:
@@ -132,14 +142,10 @@ def _status(code: int) -> str:
     return _CODES.get(code, "program_error") if code else "ok"
 
 
-def _input_file(content: bytes) -> IO[bytes]:
-    """Return a file without a name that has the standard input of the program."""
+def input_file() -> IO[bytes]:
+    """Return a file without a name for the standard input of the program, one after the other."""
     if sys.platform == "linux":
-        file: IO[bytes] = os.fdopen(os.memfd_create("stdin"), "w+b")
-    else:
-        import tempfile
+        return os.fdopen(os.memfd_create("stdin"), "w+b")
+    import tempfile
 
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(content)
-    file.seek(0)
-    return file
+    return tempfile.TemporaryFile()
