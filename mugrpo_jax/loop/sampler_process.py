@@ -20,6 +20,7 @@ from mugrpo_jax.files import make_folder
 from mugrpo_jax.loop.preflight import check_problems, check_reward
 from mugrpo_jax.loop.sampler_work import SamplerWork, start_trainer
 from mugrpo_jax.loop.sampling_context import SamplingContext
+from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_same_data
 from mugrpo_jax.runs.run_folder import check_same_config, read_config, stage_folder
 from mugrpo_jax.runs.run_lock import trainer_sign
@@ -85,7 +86,8 @@ def open_context(
     tokenizer = run_model_tokenizer(config)
     task, _ = check_problems(config, task, tokenizer)
     check_environment(config, tokenizer, task.train)
-    check_reward(config, task)
+    if line := check_reward(config, task):
+        progress.say(line)
     mesh = loading_mesh(run_model_shape(config))  # of all devices; a sampler needs no other kind of mesh
     check_behaviors(config, mesh)
     return sampling_context(run, config, task, mesh, stop, resources)

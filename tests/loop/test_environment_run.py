@@ -11,7 +11,7 @@ from tiny_run import TINY_MODEL
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.evaluation.benchmarks import benchmark, default_settings, named_tasks
-from mugrpo_jax.loop import preflight
+from mugrpo_jax.loop import preflight, stages
 from mugrpo_jax.loop.generation_phase import generate_stage
 from mugrpo_jax.loop.held_out import held_out_accuracy
 from mugrpo_jax.loop.resume import resume, save_if_due
@@ -123,6 +123,33 @@ def test_a_run_that_is_killed_between_two_shards_ends_as_if_nothing_had_happened
     monkeypatch.setattr(RolloutFolder, "write_shard", write)
     begin(place, place / "killed")
     assert len(written) == 1 and outcome(place / "killed") == outcome(whole)
+
+
+def test_a_run_that_is_killed_between_two_updates_ends_as_if_nothing_had_happened(place, monkeypatch):
+    keys = ["batch.updates_per_stage=2", "batch.prompts_per_update=2", "checkpoints.every=1"]
+    config, save = configs.load(place / "run.yaml", keys), stages.save_if_due
+
+    def weights(run):
+        saved = []
+
+        def watched(context, state, cursor, **more):
+            save(context, state, cursor, **more)
+            saved.append(jax.device_get(state.params))
+            if run == "cut" and cursor.updates == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(stages, "save_if_due", watched)
+        stages.train(config, place / run)
+        return saved[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        weights("cut")
+    monkeypatch.setattr(stages, "save_if_due", save)
+    (place / "cut").rename(place / "resumed")
+    jax.tree.map(np.testing.assert_array_equal, weights("resumed"), weights("straight"))
+    journal, rollouts = outcome(place / "resumed")
+    assert (journal, rollouts) == outcome(place / "straight")
+    assert [record["updates"] for record in journal if record["kind"] == "update"] == [1, 2]
 
 
 def test_the_command_eval_asks_the_environment_of_the_run(place, whole):
