@@ -179,7 +179,8 @@ def _law(folder: Path) -> dict[str, Any]:
         "critical_drift": None if collapse is None else law.critical_drift(run, collapse),
         "cosine": place.cosine,
         "momentum": place.momentum,
-        "curve": _curve(list(run.updates)),
+        "stage_updates": run.config.batch.updates_per_stage,
+        "curve": _curve(list(run.updates), run.config.batch.updates_per_stage),
         "evaluations": {"updates": updates, "accuracy": accuracy, "standard_error": errors, "way": way},
         "environment": run.environment,
     }
@@ -190,7 +191,7 @@ def _name(objective: Any) -> str:
     return "relaxed-no-veto" if objective.knobs.get("veto") == "none" else str(objective.name)
 
 
-def _curve(updates: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _curve(updates: list[dict[str, Any]], mu: int) -> dict[str, list[Any]]:
     """At most `POINTS` points: the drift there, and the mean step and cosine of the updates up to there.
 
     `age` is the number of updates since the stage began.
@@ -199,7 +200,7 @@ def _curve(updates: list[dict[str, Any]]) -> dict[str, list[Any]]:
     parts = [updates[end - apart : end] for end in range(apart, len(updates) + 1, apart)]
     return {
         "updates": [part[-1]["updates"] for part in parts],
-        "age": [part[-1]["staleness"] + 1 for part in parts],
+        "age": [(part[-1]["updates"] - 1) % mu + 1 for part in parts],
         "drift": [part[-1].get("drift") for part in parts],
         **{name: [_known_mean(part, name) for part in parts] for name in ("update_norm", "gradient_cosine")},
     }

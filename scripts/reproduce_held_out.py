@@ -77,7 +77,7 @@ def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
                     if (value(walk, row) >= limit) == (row["collapse"] is not None):
                         right += 1
                     else:
-                        wrong.append(f"µ = {row['mu']}, η = {row['learning_rate']:.0e}")
+                        wrong.append(f"µ = {row['mu']}, η = {row['learning_rate']:g}")
             yield row_of(name, rule, right, len(wrong), "; ".join(wrong) or "–")
 
 
@@ -93,7 +93,7 @@ def time_table(rows: Sequence[Run]) -> Iterable[str]:
             forms = walk._replace(signal=1.0), walk
             for row in (row for row in left if row["collapse"] is not None):
                 told = [_update_of_collapse(form, others, row) for form in forms]
-                yield row_of(name, row["mu"], f"{row['learning_rate']:.0e}", row["collapse"], *told)
+                yield row_of(name, row["mu"], f"{row['learning_rate']:g}", row["collapse"], *told)
 
 
 def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
@@ -117,7 +117,7 @@ def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
         fell = law.accuracy_collapse(at, accuracy) is not None
         bad = [*(form.of_run(row) >= limit for form, limit in (straight, noisy)), fell]
         right += [told == fell for told in bad[:2]]
-        cells = mu, f"{rate:.0e}", run["updates"], f"{walk.of_run(row):.2f}", f"{noisy[1]:.2f}"
+        cells = mu, f"{rate:g}", run["updates"], f"{walk.of_run(row):.2f}", f"{noisy[1]:.2f}"
         yield row_of(run["arm"], run["seed"], *cells, *("collapses" if it else "holds" for it in bad))
     yield ""
     yield f"Told right of {len(known)} runs: {right[0]} by T·η, {right[1]} by the drift."

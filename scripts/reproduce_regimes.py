@@ -23,18 +23,19 @@ class Measured(NamedTuple):
 
     name: str
     seed: int
-    lag: int
+    lag: int  # S + 1: µ, or (L + 1)·µ with `batch.lag` = L
     learning_rate: float
     momentum: float
     update_size: float  # G, the median of ‖Δθ‖ / η
     cosines: tuple[float, ...]
     stages: tuple[tuple[np.ndarray, np.ndarray, bool], ...]  # updates, drift, whether it is the run's first
+    stage_updates: int  # µ
 
     def fits(self, share: float = 1.0) -> list[objectives.DriftFit]:
         """A fit for every stage, to the first `share` of it."""
         found = []
         for updates, drift, first in self.stages:
-            early = updates <= share * self.lag
+            early = updates <= share * self.stage_updates
             if early.sum() >= (FEWEST if share == 1 else 2):
                 given = {"updates": updates[early].tolist(), "momentum": self.momentum, "first_stage": first}
                 found.append(objectives.fit_drift(drift[early].tolist(), self.learning_rate, **given))
@@ -79,6 +80,7 @@ def measured_run(run: Run) -> Measured:
         objectives.update_size(np.array(norms), rate) if norms else math.nan,
         tuple(line["gradient_cosine"] for line in run["bins"] if "gradient_cosine" in line),
         tuple(stages),
+        lag,
     )
 
 
@@ -100,7 +102,8 @@ def measured_row(row: Run) -> Measured:
     momentum = row.get("momentum", MOMENTUM)
     size = row["update_size"] or math.nan
     settings = row["objective"], row["seed"], row["mu"], row["learning_rate"]
-    return Measured(*settings, momentum, size, cosines, tuple(stages))
+    stage_updates = int(row.get("stage_updates") or row["mu"])
+    return Measured(*settings, momentum, size, cosines, tuple(stages), stage_updates)
 
 
 def _from_evaluations(updates: Sequence[int], way: Sequence[float], lag: int) -> list[tuple[int, int, float]]:
@@ -124,7 +127,7 @@ def regime_table(runs: Iterable[Measured]) -> Iterable[str]:
     columns = []
     for run in runs:
         columns.append(_regime_cells(run))
-        yield row_of(run.name, run.seed, run.lag, f"{run.learning_rate:.0e}", *columns[-1])
+        yield row_of(run.name, run.seed, run.lag, f"{run.learning_rate:g}", *columns[-1])
     yield ""
     yield from _regime_summary(columns)
 

@@ -261,7 +261,7 @@ def _law_table(rows: Sequence[Run]) -> Iterable[str]:
         mean = _number(np.mean(row["evaluations"]["accuracy"][1:]), ".3f")
         gone = None if collapse is None else collapse * rate
         yield row_of(
-            *(row["objective"], row["mu"], f"{rate:.0e}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
+            *(row["objective"], row["mu"], f"{rate:g}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
             *(
                 "–" if collapse is None else collapse,
                 _number(gone, ".1e"),

@@ -325,7 +325,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     assert (
         "| grpo | 4 | 1 | 0 | 0 | 1 |" in shown
     )  # µ = 8 at the rate of the collapse holds: η alone errs once
-    assert "| grpo | η alone | 1 | 1 | µ = 8, η = 1e-03 |" in shown
+    assert "| grpo | η alone | 1 | 1 | µ = 8, η = 0.001 |" in shown
     for name in ("accuracy", "staleness", "law", "regimes"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
@@ -390,7 +390,7 @@ def test_a_long_run_of_the_grid_is_thinned():
         }
         for i in range(1200)
     ]
-    curve = reproduce_collect._curve(updates)
+    curve = reproduce_collect._curve(updates, 600)
     assert len(curve["updates"]) == 240 and curve["updates"][:2] == [5, 10] and curve["age"][120] == 5
     assert curve["drift"][0] == 0.4 and curve["update_norm"][0] == 4.0 and curve["gradient_cosine"][0] is None
 
