@@ -19,7 +19,7 @@ import reproduce_settings as settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from reproduce_held_out import RULES, walk_of
 from reproduce_regimes import Measured, Run, measured_row
 from reproduce_tables import FRESH, less_fresh, read, tables
@@ -194,9 +194,14 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
         axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
         axis.set(xscale="log", ylim=(0, None), xlabel=limit)
         axis.xaxis.set_minor_formatter(NullFormatter())
+        low, high = axis.get_xlim()
+        if high < 20 * low:  # else powers of ten are enough
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_title(f"{limit}: {wrong} of {len(rows)} runs on the wrong side", fontsize=10)
     panels[0].set_ylabel("held-out accuracy at the end")
-    _finish(figure, _law_legend(colors, markers), path)
+    lagged = any(row.get("stage_updates", row["mu"]) != row["mu"] for row in rows)
+    _finish(figure, _law_legend(colors, markers, "S + 1" if lagged else "µ"), path)
 
 
 def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:
@@ -219,11 +224,14 @@ def _draw_bound(axis: Axes, interval: tuple[float, float], color: Any) -> None:
         axis.axvline(math.sqrt(low * high), color=color, linewidth=1, linestyle=":")
 
 
-def _law_legend(colors: dict[str, Any], markers: dict[int, str]) -> list[Line2D]:
+def _law_legend(colors: dict[str, Any], markers: dict[int, str], lags: str) -> list[Line2D]:
     shapes: dict[str, Any] = {"color": "0.4", "linestyle": ""}
     return [
         *(Line2D([], [], color=color, label=name) for name, color in colors.items()),
-        *(Line2D([], [], marker=marker, label=f"µ = {lag}", **shapes) for lag, marker in markers.items()),
+        *(
+            Line2D([], [], marker=marker, label=f"{lags} = {lag}", **shapes)
+            for lag, marker in markers.items()
+        ),
         Line2D([], [], marker="o", markerfacecolor="white", label="collapsed", **shapes),
         Line2D([], [], color="0.5", linestyle="--", label="before training"),
         Line2D([], [], color="0.5", linestyle=":", label="best limit"),

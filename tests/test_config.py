@@ -365,6 +365,9 @@ def test_behaviors_have_short_names_without_slashes():
     assert named(("current", 0.5), ("/runs/current", 0.5)) == ["current", "runs-current"]
     assert named(("/runs/current", 1.0)) == ["runs-current"]  # it is not the current policy
     assert named(("m", 0.3), ("m", 0.3, 0.7), ("m", 0.4, 2.0), temperature=0.7) == ["m", "m", "m-t2"]
+    assert named(("runs/big@512", 0.5), ("models/big-512", 0.5)) == ["big-512", "big-512-2"]
+    assert named(("other", 0.5, 0.7), ("models/other-t0.7", 0.5)) == ["other-t0.7", "other-t0.7-2"]
+    assert named(("x/@@@", 1.0)) == ["model"]
 
 
 def test_every_prompt_gets_its_responses_and_shares_are_right_on_average():

@@ -59,18 +59,24 @@ def behaviors_of(listed: tuple[BehaviorSection, ...] | None, temperature: float)
     >>> one, two = (BehaviorSection("current", 0.75), BehaviorSection("runs/big@512", 0.25, 0.6))
     >>> [behavior.name for behavior in behaviors_of((one, two), temperature=1.0)]
     ['current', 'big-512-t0.6']
+
+    Two different behaviors never have the same name: the second one gets a number.
     """
     if listed is None:
         return (Behavior(CURRENT, CURRENT, 1.0, temperature),)
     short: dict[str, set[str]] = {CURRENT: {CURRENT}}
     for behavior in listed:
         short.setdefault(_last_part(behavior.source), set()).add(behavior.source)
-    found = []
+    found: list[Behavior] = []
+    named: dict[str, tuple[str, float]] = {}
     for behavior in listed:
         last = _last_part(behavior.source)
         name = re.sub(r"[^\w.-]+", "-", last if len(short[last]) == 1 else behavior.source).strip("-")
         own = temperature if behavior.temperature is None else behavior.temperature
-        name += "" if own == temperature else f"-t{own:g}"
+        name = (name or "model") + ("" if own == temperature else f"-t{own:g}")
+        plain, number = name, 2
+        while named.setdefault(name, (behavior.source, own)) != (behavior.source, own):
+            name, number = f"{plain}-{number}", number + 1
         found.append(Behavior(name, behavior.source, behavior.share, own))
     return tuple(found)
 

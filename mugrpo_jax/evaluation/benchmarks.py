@@ -11,10 +11,11 @@ import yaml
 
 from mugrpo_jax import evaluation
 from mugrpo_jax.config import EnvironmentSection, RunConfig, to_dict
-from mugrpo_jax.evaluation.fingerprints import code_fingerprint, problem_fingerprints, weights_fingerprint
+from mugrpo_jax.evaluation.fingerprints import code_fingerprint, problem_fingerprints
 from mugrpo_jax.files import to_path
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel
+from mugrpo_jax.models.weights import weights_fingerprint
 from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.runs.run_folder import read_config
 from mugrpo_jax.sampling import (

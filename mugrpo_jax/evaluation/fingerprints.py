@@ -7,10 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.sampling import encode_prompt, prompt_text
 from mugrpo_jax.tasks import Problem
@@ -27,22 +23,6 @@ def problem_fingerprints(problems: list[Problem], tokenizer: Tokenizer) -> dict[
         prompts.update(json.dumps(prompt).encode())
         answers.update(json.dumps([problem.id, problem.answer]).encode())
     return {"prompts_sha256": prompts.hexdigest(), "answers_sha256": answers.hexdigest()}
-
-
-def weights_fingerprint(params: Any) -> str:
-    """Return a hash of weights. Only one number per tensor leaves the devices."""
-    sums = jax.device_get(jax.jit(lambda tree: jax.tree.map(_weighted_sum, tree))(params))
-    named = [[jax.tree_util.keystr(path), int(value)] for path, value in jax.tree.leaves_with_path(sums)]
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
-
-
-def _weighted_sum(leaf: jax.Array) -> jax.Array:
-    """Sum the bits of all elements as integers, each times an odd number that depends on its place."""
-    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")).astype(np.uint32)
-    for axis in range(leaf.ndim):
-        place = jax.lax.broadcasted_iota(np.uint32, leaf.shape, axis)
-        bits = bits * (place * np.uint32(2_654_435_761 * (2 * axis + 1) % 2**32) | np.uint32(1))
-    return bits.sum(dtype=np.uint32)
 
 
 def code_fingerprint(function: Any) -> str:

@@ -162,19 +162,21 @@ def open_run(
             check_trackers(config, path)
             if wait_limit_s is not None and config.replay.run is not None:
                 raise ConfigError("--rollouts wait: a replay has its rollouts already; leave this option out")
-            if config.replay.run is not None:
-                replay.rollouts(config)
             task = load_task(config.task.name, **config.task.options)
+            sources = dict(task.sources)
+            if config.replay.run is not None:
+                stage = replay.rollouts(config)
+                sources[f"rollouts of {config.replay.run}"] = stage.content_hash()
             if not len(task.train):
                 raise ConfigError(f"task {task.name}: no training problems")
             if not overwrite:
-                check_data(path, task.sources)
+                check_data(path, sources)
             tokenizer = run_model_tokenizer(config)
             task, lengths = check_problems(config, task, tokenizer)
             environment = check_environment(config, tokenizer, task.train)
             about = "\n".join(filter(None, [lengths, environment, check_reward(config, task)]))
         distributed.check_same("chosen settings", configs.to_dict(config))
-        distributed.check_same("data", task.sources)
+        distributed.check_same("data", sources)
         if about:
             progress.say(about)
         with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
@@ -184,7 +186,7 @@ def open_run(
         # After everything else: a config that cannot run must not claim the folder.
         with distributed.together("overwrite"):
             if overwrite and jax.process_index() == 0:
-                set_aside(path, config, task.sources)
+                set_aside(path, config, sources)
         folder = _open_folder(path, config, resources)
         if wait_limit_s is None and jax.process_index() == 0:
             refuse_samplers(path)
@@ -192,7 +194,7 @@ def open_run(
             if choices and jax.process_index() == 0:
                 text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)
                 write_atomically(path / "chosen.json", text + "\n")
-            claim_data(path, task.sources)
+            claim_data(path, sources)
         move_unusable(path / "checkpoints", back_to)
         setup = dataclasses.replace(
             setup,

@@ -84,6 +84,8 @@ def import_rollouts(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RolloutError(f"{out}: exists already; choose another --out")
+    if len({file.resolve() for file in files}) < len(files):
+        raise RolloutError(f"{out}: one of the files is named twice; its responses would count twice")
     complaints, systems = _Complaints(skip_bad), collections.Counter[str]()
     found: dict[Any, list[_Response]] = collections.defaultdict(list)
     for place, kind, candidate, key in _candidates(files, system, complaints):

@@ -191,10 +191,12 @@ def _mask(values: Any, length: int) -> np.ndarray | None:
     found = None if values is None else _array(values)
     if values is not None and (found is None or found.dtype.kind not in "bi"):
         raise BadRow("the mask is not a list of true and false")
-    if found is None or found.all():
+    if found is None:
         return None
     if len(found) != length:
         raise BadRow(f"{length} response tokens, but {len(found)} entries in the mask")
+    if found.all():
+        return None
     if not found.any():
         raise BadRow("the mask says that the policy wrote no token of the response")
     return found.astype(bool)

@@ -15,18 +15,21 @@ Row = Mapping[str, Any]
 def verl(row: Row) -> list[Candidate]:
     """Read a row with the field names of verl's `DataProto`; masks remove its padding.
 
+    verl pads prompts on the left. Only `attention_mask` says which of their tokens are padding.
     The JSONL dump of `trainer.rollout_data_dir` has only texts and scores, so its rows have no log-probs.
     """
     if "responses" not in row:
         raise BadRow("no token ids and no log-probs (fields prompts, responses, rollout_log_probs of verl)")
     prompt, response = list(row["prompts"]), list(row["responses"])
-    attention = row.get("attention_mask")
-    if attention is not None:
-        prompt = [token for token, kept in zip(prompt, attention) if kept]
-    mask = row.get("response_mask")
-    if mask is None and attention is not None:
-        mask = attention[len(row["prompts"]) :]
-    length, wrote = _written(mask, len(response))
+    if row.get("attention_mask") is None:
+        raise BadRow("no 'attention_mask'; without it padding cannot be told from tokens")
+    attention, split = (
+        _flags("attention_mask", row["attention_mask"], len(prompt) + len(response)),
+        len(prompt),
+    )
+    prompt = [token for token, kept in zip(prompt, attention[:split], strict=True) if kept]
+    masks = {name: row.get(name) for name in ("response_mask", "loss_mask")}
+    length, wrote = _written(masks | {"attention_mask": attention[split:]}, len(response))
     scores = row.get("token_level_scores")
     return [
         Candidate(
@@ -34,11 +37,14 @@ def verl(row: Row) -> list[Candidate]:
             prompt=prompt,
             tokens=response[:length],
             logprobs=_cut(row.get("rollout_log_probs"), length, len(response)),
-            reward=row.get("score", None if scores is None else float(sum(scores))),
+            reward=_first(row.get("score"), None if scores is None else float(sum(scores[:length]))),
             problem=_text(row.get("uid")),
             mask=wrote,
         )
     ]
+
+
+_TRL_MASKS = ("env_mask", "tool_mask", "completion_mask")
 
 
 def trl(row: Row) -> list[Candidate]:
@@ -46,8 +52,8 @@ def trl(row: Row) -> list[Candidate]:
     if "completion_ids" not in row:
         raise BadRow("no field 'completion_ids'; the completions that TRL logs have no token ids")
     batch = bool(row["completion_ids"]) and isinstance(row["completion_ids"][0], Sequence)
-    fields = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids", "env_mask")
-    rewards = row.get("reward", row.get("rewards"))
+    fields = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids", *_TRL_MASKS)
+    rewards = _first(row.get("reward"), row.get("rewards"))
     if not batch:
         return [_trl_response({name: row.get(name) for name in fields}, rewards, row)]
     count = len(row["completion_ids"])
@@ -60,7 +66,7 @@ def trl(row: Row) -> list[Candidate]:
 
 
 def _trl_response(one: Row, reward: Any, row: Row) -> Candidate:
-    length, wrote = _written(one["env_mask"], len(one["completion_ids"]))
+    length, wrote = _written({name: one[name] for name in _TRL_MASKS}, len(one["completion_ids"]))
     logprobs = one["logprobs"]
     if logprobs and isinstance(logprobs[0], Sequence):
         logprobs = _of_sampled(one["completion_ids"], logprobs, one["logprob_token_ids"])
@@ -76,12 +82,15 @@ def _trl_response(one: Row, reward: Any, row: Row) -> Candidate:
 
 def _of_sampled(tokens: Sequence[int], logprobs: Sequence[Any], ids: Any) -> list[Any]:
     """Return the log-prob of the sampled token at each position, from those of the likeliest tokens."""
+    if len(logprobs) != len(tokens):
+        raise BadRow(f"{len(tokens)} response tokens, but {len(logprobs)} log-probs")
     if ids is None and all(len(choices) == 1 for choices in logprobs):
         return [choices[0] for choices in logprobs]
-    if ids is None or len(ids) != len(logprobs):
+    if ids is None or list(map(len, ids)) != list(map(len, logprobs)):
         raise BadRow("several log-probs for each token, but no 'logprob_token_ids' to choose by")
-    found = [dict(zip(row, values)).get(token) for token, row, values in zip(tokens, ids, logprobs)]
-    if None in found or len(found) != len(tokens):
+    places = zip(tokens, ids, logprobs, strict=True)
+    found = [dict(zip(row, values, strict=True)).get(token) for token, row, values in places]
+    if None in found:
         raise BadRow("a sampled token is not among those with log-probs")
     return found
 
@@ -94,14 +103,18 @@ def prime_rl(row: Row) -> list[Candidate]:
         if len(turns) > 1:
             raise BadRow(f"{len(turns)} turns; only one response to one prompt can be trained on")
         tokens = turns[0].get("tokens") or {}
+    if row.get("error"):
+        raise BadRow(f"its rollout failed: {str(row['error'])[:60]}")
     if "completion_ids" not in tokens:
-        raise BadRow("no token ids (field completion_ids of prime-rl)")
-    length, wrote = _written(tokens.get("completion_mask"), len(tokens["completion_ids"]))
+        raise BadRow("no token ids (field completion_ids of prime-rl, in 'trajectory' or beside it)")
+    mask = {"completion_mask": tokens.get("completion_mask")}
+    length, wrote = _written(mask, len(tokens["completion_ids"]))
     key = row.get("example_id")
+    names = [row[name] for name in ("env_name", "task") if row.get(name) is not None]
     truncated = row.get("is_truncated", tokens.get("is_truncated"))
     return [
         Candidate(
-            group=tuple(tokens.get("prompt_ids") or ()) if key is None else (row.get("task"), key),
+            group=tuple(tokens.get("prompt_ids") or ()) if key is None else (*names, key),
             prompt=tokens.get("prompt_ids"),
             tokens=tokens["completion_ids"][:length],
             logprobs=_cut(tokens.get("completion_logprobs"), length, len(tokens["completion_ids"])),
@@ -149,25 +162,49 @@ def _vllm_logprobs(tokens: Sequence[int], found: Any) -> Any:
     """Return the log-probs of the sampled tokens, from a list of dicts by token id or from OpenAI's forms."""
     if isinstance(found, Mapping):
         content = found.get("content")
-        return found.get("token_logprobs") if content is None else [entry["logprob"] for entry in content]
+        if content is None:
+            return found.get("token_logprobs")
+        _same_length(content, tokens)
+        for token, entry in zip(tokens, content, strict=True):
+            named = str(entry.get("token", ""))
+            if named.startswith("token_id:") and named != f"token_id:{token}":
+                raise BadRow(f"the log-prob of {named} stands at the token {token}")
+        return [entry["logprob"] for entry in content]
     if not found or not isinstance(found[0], Mapping):
         return found
-    entries = [choices.get(str(token), choices.get(token)) for token, choices in zip(tokens, found)]
-    if None in entries or len(entries) != len(tokens):
+    _same_length(found, tokens)
+    entries = [
+        choices.get(str(token), choices.get(token)) for token, choices in zip(tokens, found, strict=True)
+    ]
+    if None in entries:
         raise BadRow("a sampled token is not among those with log-probs")
     return [entry["logprob"] if isinstance(entry, Mapping) else entry for entry in entries]
 
 
-def _written(mask: Sequence[Any] | None, length: int) -> tuple[int, list[bool] | None]:
+def _same_length(logprobs: Sequence[Any], tokens: Sequence[int]) -> None:
+    if len(logprobs) != len(tokens):
+        raise BadRow(f"{len(tokens)} response tokens, but {len(logprobs)} log-probs")
+
+
+def _flags(name: str, mask: Any, length: int) -> list[bool]:
+    """Return a mask as booleans; raise `BadRow` if it has another length or other values than 0 and 1."""
+    if len(mask) != length:
+        raise BadRow(f"{length} tokens, but {len(mask)} entries in the mask {name!r}")
+    if any(value not in (0, 1) for value in mask):
+        raise BadRow(f"the mask {name!r} has other values than 0 and 1")
+    return [bool(value) for value in mask]
+
+
+def _written(masks: Mapping[str, Any], length: int) -> tuple[int, list[bool] | None]:
     """Return the length up to the last token that the policy wrote, and which of these tokens it wrote.
 
-    What follows the last one is padding. Tokens before it that are not the policy's are of a tool or user.
+    The policy wrote a token if all masks that are not None say so. What follows the last one is padding.
+    Tokens before it that are not the policy's are of a tool or user.
     """
-    if mask is None:
+    known = [_flags(name, mask, length) for name, mask in masks.items() if mask is not None]
+    if not known:
         return length, None
-    wrote = [bool(value) for value in mask]
-    if len(wrote) != length:
-        raise BadRow(f"{length} response tokens, but {len(wrote)} entries in the mask")
+    wrote = [all(flags) for flags in zip(*known, strict=True)]
     if not any(wrote):
         raise BadRow("the mask says that the policy wrote no token of the response")
     end = max(place for place, written in enumerate(wrote) if written) + 1
@@ -177,6 +214,11 @@ def _written(mask: Sequence[Any] | None, length: int) -> tuple[int, list[bool] |
 def _cut(logprobs: Any, written: int, length: int) -> Any:
     """Return the log-probs of the tokens that the policy wrote, if there is one for each of all tokens."""
     return logprobs[:written] if logprobs and len(logprobs) == length else logprobs
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 def _text(value: Any) -> str | None:
@@ -189,7 +231,7 @@ def detect(row: Row) -> str:
         return "mugrpo"
     signs = {
         "verl": ("responses", "rollout_log_probs", "gts"),
-        "prime-rl": ("trajectory", "completion_logprobs"),
+        "prime-rl": ("trajectory", "completion_logprobs", "example_id"),
         "trl": ("completion_ids", "completion"),
         "vllm": ("outputs", "choices", "response"),
     }

@@ -130,6 +130,11 @@ class RolloutFolder:
         flush(self.folder)
         return manifest
 
+    def content_hash(self) -> str:
+        """Return a hash of all prompts and responses of a complete stage."""
+        shards = (self.manifest() or {})["sha256"]
+        return hashlib.sha256("".join(shards).encode()).hexdigest()
+
     def index(self) -> StageIndex:
         """Return the index of the stage, made from the summaries of its shards, which must all exist."""
         return StageIndex.join([summary["index"] for summary in self._summaries()])

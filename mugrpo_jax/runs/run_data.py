@@ -14,7 +14,8 @@ from mugrpo_jax.runs.work_done import has_work
 def claim_data(run: Path, sources: Mapping[str, str]) -> None:
     """Store the hashes of the data in the folder of a run without work; in others, compare them.
 
-    `sources` maps the name of a file or Hub dataset to a hash of its problems, as `Task.sources`.
+    `sources` maps the name of a file or Hub dataset to a hash of its problems, as `Task.sources`, and the
+    name of replayed rollouts to their hash.
     """
     check_data(run, sources)
     if jax.process_index() == 0 and not ((run / "data.json").exists() and has_work(run)):
@@ -22,10 +23,10 @@ def claim_data(run: Path, sources: Mapping[str, str]) -> None:
 
 
 def check_data(run: Path, sources: Mapping[str, str]) -> None:
-    """Raise an error that names the file if its problems differ from those that the run started with."""
+    """Raise an error that names the file if its contents differ from those that the run started with."""
     for name in changed_data(run, sources):
         raise ConfigError(
-            f"{name}: its problems have changed since the run in {run} was started; restore them, use "
+            f"{name}: what it contains has changed since the run in {run} was started; restore it, use "
             "another --out, or move the run aside with --overwrite"
         )
 

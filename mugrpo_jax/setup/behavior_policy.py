@@ -4,16 +4,19 @@ A source is the checkpoint `RUN@UPDATES` of a run, or the name of any model. Its
 run's own model, because their ids are trained on.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.config.behaviors import CURRENT
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import read_json_object, to_path, write_atomically
 from mugrpo_jax.models import ModelConfig, Tokenizer, check_mesh
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
+from mugrpo_jax.models.weights import weights_fingerprint
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.stored_rollouts import shape_of, tokenizer_of
@@ -35,6 +38,22 @@ def load_behavior(config: RunConfig, source: str, mesh: Mesh) -> LoadedModel:
     if run is None:
         return load_model(source, dtype=dtype, mesh=mesh)
     return trained_model(run[0], run[1], dtype=dtype, mesh=lambda _: mesh)
+
+
+def check_same_weights(config: RunConfig, source: str, params: Any, file: Path) -> None:
+    """Store a fingerprint of the weights of a source in `file`; if there is one, compare it.
+
+    A run that continues would otherwise mix the responses of two models under one name.
+    """
+    found = weights_fingerprint(params)
+    if not file.exists():
+        if jax.process_index() == 0:
+            write_atomically(file, json.dumps({"source": source, "weights_sha256": found}) + "\n")
+    elif read_json_object(file).get("weights_sha256") != found:
+        raise ConfigError(
+            f"{_key(config, source)}: the weights of {source} have changed since this run sampled with them; "
+            "restore them, or use another --out"
+        )
 
 
 def check_behaviors(config: RunConfig, mesh: Mesh) -> None:

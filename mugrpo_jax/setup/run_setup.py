@@ -16,7 +16,7 @@ from mugrpo_jax.rollouts import Buckets
 from mugrpo_jax.sampling import Sampler, SamplerPlan
 from mugrpo_jax.setup import problem_tokens
 from mugrpo_jax.setup.auto_settings import choose_settings
-from mugrpo_jax.setup.behavior_policy import load_behavior, other_sources
+from mugrpo_jax.setup.behavior_policy import check_same_weights, load_behavior, other_sources
 from mugrpo_jax.setup.devices import copy_on_host, run_mesh
 from mugrpo_jax.setup.initial_model import initial_model, run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.lora import BaseWeights, load_base, trainable_model
@@ -106,6 +106,9 @@ class RunSetup:
         if self.base is not None:
             self.base.leave_devices()
         loaded = load_behavior(self.config, source, self.mesh)
+        if self.sampler_file is not None:
+            file = self.sampler_file.with_name(f"weights-{other_sources(self.config).index(source)}.json")
+            check_same_weights(self.config, source, loaded.params, file)
         if source not in self.behavior_plans:  # after loading, so that the weights are not counted as free
             self.behavior_plans[source] = self._behavior_plan(source, loaded.config)
         plan = self.behavior_plans[source]

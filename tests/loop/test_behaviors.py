@@ -218,6 +218,26 @@ def test_a_killed_generation_goes_on_without_sampling_anything_twice(place, mixe
     assert names == {path.name for path in (whole / "rollouts" / "stage-000").iterdir()}
 
 
+def test_a_model_whose_weights_have_changed_is_refused(place, mixed, monkeypatch):
+    """Else a run that continues would mix the responses of two models."""
+    config, run, load = mixed[0], place / "changed", run_setup.load_behavior
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    generate(config, run)
+    shutil.rmtree(run / "rollouts")
+    generate(config, run)  # the same weights are fine
+
+    def changed(*arguments):
+        loaded = load(*arguments)
+        return dataclasses.replace(loaded, params=jax.tree.map(lambda leaf: leaf * 1.5, loaded.params))
+
+    monkeypatch.setattr(run_setup, "load_behavior", changed)
+    shutil.rmtree(run / "rollouts")
+    with pytest.raises(
+        ConfigError, match=r"behaviors\[1\].source: the weights of .* have changed since this"
+    ):
+        generate(config, run)
+
+
 def rounded(policy):
     layers = policy.params["layers"]
     matrices = {name: StoredMatrix(**jax.device_get(in_eight_bits(layers[name]))) for name in MATRICES}

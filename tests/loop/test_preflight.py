@@ -166,7 +166,7 @@ def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
     with (place / "train.jsonl").open("a") as file:
         file.write('{"question": "5+5=", "answer": "10"}\n')
     for start in (dry_run, stages.train):
-        with pytest.raises(ConfigError, match=r"^train.jsonl: its problems have changed since the run in"):
+        with pytest.raises(ConfigError, match=r"^train.jsonl: what it contains has changed since the run"):
             start(mine, place / "run")
     lines = []  # the data is checked and described also if the folder holds another run
     with pytest.raises(ConfigError, match=r"seed \(0 there, 1 here\)"):

@@ -105,6 +105,10 @@ def test_rows_may_come_in_any_order_and_from_several_files(stage, tmp_path):
         ({"reward_parts": {"math": 1.0}}, "its rewards are not math, length, as in most rows here"),
         ({"prompt": [1, 2]}, "the responses of its group have different prompts"),
         ({"sample": 1}, "two responses of its group have the same sample number"),
+        (
+            {"tokens": [1, 2], "logprobs": [-1.0, -1.0], "mask": [True]},
+            "2 response tokens, but 1 entries in the mask",
+        ),
     ],
 )
 def test_a_changed_row_of_our_own_is_left_out_with_the_reason(stage, tmp_path, change, reason):
@@ -174,8 +178,8 @@ def write(tmp_path, *rows):
         ({"logprobs": "ab"}, "the log-probs are not a list of numbers"),
         ({"prompt_ids": [[3, 4]]}, "not as trl writes it"),
         ({"reward": None}, "no reward"),
-        ({"env_mask": [1, 0, 1]}, "2 response tokens, but 3 entries in the mask"),
-        ({"env_mask": [1]}, "2 response tokens, but 1 entries in the mask"),
+        ({"env_mask": [1, 0, 1]}, "2 tokens, but 3 entries in the mask .env_mask."),
+        ({"env_mask": [1]}, "2 tokens, but 1 entries in the mask .env_mask."),
         ({"env_mask": [0, 0]}, "the mask says that the policy wrote no token"),
         ({"reward": "1"}, "the reward '1' is not a finite number"),
         ({"reward": 10**400}, "the reward 1000+ is not a finite number"),
@@ -273,7 +277,8 @@ def test_tokens_that_the_policy_did_not_write_are_masked_and_padding_is_cut(tmp_
     tokens, wrote, logprobs = [5, 6, 7, 1, 0], [1, 0, 0, 1, 0], [-1.0] * 5
     row = {"prompt_ids": [3], "completion_ids": tokens, "env_mask": wrote, "logprobs": logprobs}
     if system == "verl":
-        row = {"uid": "u", "prompts": [3], "responses": tokens, "response_mask": wrote}
+        row = {"uid": "u", "prompts": [0, 3], "responses": tokens, "response_mask": wrote}
+        row["attention_mask"] = [0, 1, 1, 1, 1, 1, 0]
         row["rollout_log_probs"] = logprobs
     field = "score" if system == "verl" else "reward"
     path = write(tmp_path, row | {field: 1.0}, row | {field: 0.0})
@@ -313,6 +318,11 @@ VERL = {"prompts": [0, 3], "responses": [5, 6, 0], "attention_mask": [0, 1, 1, 1
     [
         ("verl", VERL | {"response_mask": [1, 0, 0]}, {"tokens": [5], "group": (3,), "reward": None}),
         ("verl", VERL | {"score": 2.0, "token_level_scores": [1.0]}, {"reward": 2.0, "tokens": [5, 6]}),
+        ("verl", VERL | {"score": None, "token_level_scores": [1, 0, 9]}, {"reward": 1.0}),
+        ("verl", VERL | {"loss_mask": [1, 0, 0]}, {"tokens": [5]}),
+        ("trl", ROW | {"tool_mask": [0, 1], "completion_mask": [1, 1]}, {"mask": [False, True]}),
+        ("trl", ROW | {"completion_mask": [1, 0]}, {"tokens": [5]}),
+        ("prime-rl", TOKENS | {"example_id": 7, "env_name": "e"}, {"group": ("e", 7)}),
         ("verl", VERL | {"uid": "u"}, {"group": "u", "problem": "u"}),
         ("trl", ROW | {"step": 4}, {"group": (4, (3, 4))}),
         ("trl", ROW | {"logprobs": [[-1.0], [-2.0]]}, {"logprobs": [-1.0, -2.0]}),
@@ -336,6 +346,12 @@ def test_fields_that_a_system_may_also_write_are_read(system, row, wanted):
     assert {name: getattr(found, name) for name in wanted} == wanted
 
 
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    path = write(tmp_path, ROW, OTHER)
+    with pytest.raises(RolloutError, match="named twice"):
+        import_rollouts([path, path.parent / "." / path.name], tmp_path / "stage", **VOCABULARY)
+
+
 def test_the_same_prompt_in_two_files_of_another_system_is_two_groups(tmp_path):
     for name, rows in (("a", [ROW, OTHER]), ("b", [OTHER, ROW])):
         write(tmp_path, *rows).rename(tmp_path / f"{name}.jsonl")
@@ -354,7 +370,25 @@ def test_the_same_prompt_in_two_files_of_another_system_is_two_groups(tmp_path):
             VERL | {"rollout_log_probs": [-1.0, -2.0, 0.0], "uid": ["u"]},
             "not as verl writes it .TypeError",
         ),
+        ({"prompts": [0, 3], "responses": [5], "response_mask": [1], "score": 1.0}, "no 'attention_mask'"),
+        (VERL | {"attention_mask": [1, 1]}, "5 tokens, but 2 entries in the mask 'attention_mask'"),
+        (ROW | {"env_mask": ["0", "1"]}, "the mask 'env_mask' has other values than 0 and 1"),
         (ROW | {"logprobs": [[-1.0, -2.0], [-1.0, -2.0]]}, "several log-probs for each token, but no"),
+        (
+            ROW | {"logprobs": [[-9.0, -1.0]] * 2, "logprob_token_ids": [[5], [1]]},
+            "several log-probs for each",
+        ),
+        (ROW | {"logprobs": [[-1.0]] * 3}, "2 response tokens, but 3 log-probs"),
+        ({"outputs": [CHOICE | {"logprobs": [{"5": -3.0}] * 2}]}, "1 response tokens, but 2 log-probs"),
+        (
+            {"choices": [CHOICE | {"logprobs": {"content": [{"token": "token_id:9", "logprob": -3.0}]}}]},
+            "the log-prob of token_id:9 stands at the token 5",
+        ),
+        (TOKENS | {"example_id": 7, "reward": 1.0, "error": "no answer"}, "its rollout failed: no answer"),
+        (
+            {"example_id": 7, "task": "a", "completion": "2", "reward": 1.0},
+            "no token ids .field completion_ids",
+        ),
         (
             {"prompt_ids": [[3]], "completion_ids": [[5]], "logprobs": [[-1.0]], "reward": [1.0, 0.0]},
             "1 completions, but 2 entries in 'reward'",
