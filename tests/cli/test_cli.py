@@ -731,6 +731,12 @@ def test_an_exported_and_imported_stage_replays_to_the_same_parameters(
     code, shown, _ = command(*replay)
     assert code == 0 and "comparison.html" not in shown
     assert same(final_params(tmp_path / "again", 2), final_params(run, 2))
+    rows = list(map(json.loads, (tmp_path / "stage-000.jsonl").read_text().splitlines()))
+    rows[0]["reward"] += 1.0
+    (tmp_path / "edited.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.rmtree(stage)
+    assert command("rollouts", "import", tmp_path / "edited.jsonl", "--out", stage)[0] == 0
+    assert "what it contains has changed" in refused(*replay)
 
 
 def test_a_replay_with_another_objective_ends_elsewhere(run, tmp_path, command):
