@@ -4,6 +4,7 @@ A source is the checkpoint `RUN@UPDATES` of a run, or the name of any model. Its
 run's own model, because their ids are trained on.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from jax.sharding import Mesh
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.config.behaviors import CURRENT
 from mugrpo_jax.files import read_json_object, to_path, write_atomically
-from mugrpo_jax.models import ModelConfig, Tokenizer, check_mesh
+from mugrpo_jax.models import Decoder, ModelConfig, Tokenizer, check_mesh
 from mugrpo_jax.models.io.loading import LoadedModel, load_model
-from mugrpo_jax.models.weights import weights_fingerprint
+from mugrpo_jax.models.weights import Weight, weight_sharding, weights_fingerprint
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.setup.stored_rollouts import shape_of, tokenizer_of
@@ -36,8 +37,28 @@ def load_behavior(config: RunConfig, source: str, mesh: Mesh) -> LoadedModel:
     dtype = sampler_dtypes(config.model.sampling_dtype)["dtype"]
     run = _checkpoint(source)
     if run is None:
-        return load_model(source, dtype=dtype, mesh=mesh)
-    return trained_model(run[0], run[1], dtype=dtype, mesh=lambda _: mesh)
+        loaded = load_model(source, dtype=dtype, mesh=mesh)
+    else:
+        loaded = trained_model(run[0], run[1], dtype=dtype, mesh=lambda _: mesh)
+    return _without_padding(loaded, run_model_shape(config).vocab_size, mesh)
+
+
+def _without_padding(loaded: LoadedModel, rows: int, mesh: Mesh) -> LoadedModel:
+    """Return the model with the first `rows` rows of its embedding and head, if it has more.
+
+    Models of one family may have the same tokenizer, but embeddings that are padded to different sizes. A row
+    of the padding stands for no token, and must not be drawn.
+    """
+    if loaded.config.vocab_size <= rows:
+        return loaded
+    model = Decoder(dataclasses.replace(loaded.config, vocab_size=rows))
+
+    def cut(leaf: jax.Array, weight: Weight) -> jax.Array:
+        return leaf[tuple(map(slice, weight.shape))]
+
+    shardings = weight_sharding(mesh, model.weights())
+    params = jax.jit(lambda tree: jax.tree.map(cut, tree, model.weights()), out_shardings=shardings)
+    return dataclasses.replace(loaded, model=model, params=params(loaded.params))
 
 
 def check_same_weights(config: RunConfig, source: str, params: Any, file: Path) -> None:
@@ -98,11 +119,10 @@ def _key(config: RunConfig, source: str) -> str:
 
 
 def _check_tokens(what: str, shape: ModelConfig, tokenizer: Tokenizer, config: RunConfig) -> None:
-    ours = run_model_shape(config)
-    if shape.vocab_size != ours.vocab_size:
+    if shape.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"{what} has a vocabulary of {shape.vocab_size} tokens, the run's model one of "
-            f"{ours.vocab_size}; name a model with the same tokenizer"
+            f"{what} has a vocabulary of {shape.vocab_size} tokens, but its tokenizer has "
+            f"{tokenizer.vocab_size}; name a model with the tokenizer of the run's model"
         )
     here, there = dict(run_model_tokenizer(config).tokens()), dict(tokenizer.tokens())
     differing: list[Any] = [

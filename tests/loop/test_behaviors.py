@@ -290,6 +290,27 @@ def chosen(config):
     return choose_settings(config, run_model_shape(config), run_mesh(config))[0]
 
 
+def test_rows_that_pad_the_embedding_of_another_model_are_never_drawn(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
+    other = load_any_model(place / "other")
+    shape = dataclasses.replace(other.config, vocab_size=other.config.vocab_size + 8)
+
+    def padded(leaf, weight):  # likely tokens, if they were drawn
+        return np.pad(leaf, [(0, a - b) for a, b in zip(weight.shape, leaf.shape)], constant_values=3.0)
+
+    params = jax.tree.map(padded, jax.device_get(other.params), models.Decoder(shape).weights())
+    save_huggingface(params, tmp_path / "padded", config=shape, source=None, tokenizer=other.tokenizer)
+    found = []
+    for source in (place / "other", tmp_path / "padded"):
+        config = load(place, [{"source": str(source), "share": 1.0}])
+        found.append(groups(generate(config, tmp_path / f"run-{source.name}")))
+    assert all(rollout.behavior == "padded" for group in found[1] for rollout in group.rollouts)
+    for here, there in zip(*found, strict=True):
+        for mine, plain in zip(there.rollouts, here.rollouts, strict=True):
+            np.testing.assert_array_equal(mine.tokens, plain.tokens)
+            np.testing.assert_array_equal(mine.logprobs, plain.logprobs)
+
+
 def test_a_checkpoint_of_a_run_writes_responses(place, mixed, monkeypatch):
     monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
     config = load(place, [{"source": f"{mixed[1]}@1", "share": 1.0}], "seed=3")
