@@ -58,7 +58,7 @@ def _wait_for_trainer(run: Path, waiting: Waiting, stop: StopRequest, watch: boo
     """Wait until the run has a policy: from then on, its config does not change any more."""
     while not any(True for _ in run.glob("policies/*/policy.json")) and not _is_sampled(run):
         if stop.requested:
-            raise Stopped
+            raise Stopped("nothing was sampled yet")
         if not watch:
             raise ConfigError(
                 f"{run}: no policy is published; {start_trainer(run)}, or wait for it with --watch"

@@ -1,5 +1,6 @@
 """The work of one sampler: claim shards of the stages whose policies are published, and write them."""
 
+import dataclasses
 import itertools
 import json
 import time
@@ -11,9 +12,9 @@ from mugrpo_jax.files import LineFile
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.sampling_passes import sample_claimed
-from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.rollouts import Group, RolloutFolder
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.run_folder import stage_folder
+from mugrpo_jax.runs.run_folder import SameRun, stage_folder
 from mugrpo_jax.runs.run_lock import trainer_sign
 from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, signs_of_life
 from mugrpo_jax.runs.stop import Stopped
@@ -28,6 +29,17 @@ def start_trainer(run: Path) -> str:
     return f"start the trainer with mugrpo train CONFIG --out {run} --rollouts wait"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OwnRollouts(RolloutFolder):
+    """The rollouts of a stage, for a sampler: nothing is written into the folder of another run."""
+
+    same_run: SameRun
+
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
+        self.same_run.check()
+        super().write_shard(shard, groups)
+
+
 class SamplerWork:
     """The work of one sampler: find a stage with free shards, sample them, complete stages, or wait."""
 
@@ -36,6 +48,7 @@ class SamplerWork:
     ) -> None:
         self._context, self._run, self._sign, self._waiting, self._watch = context, run, sign, waiting, watch
         self._policies = PublishedPolicies(run, context.setup)
+        self._same_run = SameRun(run, context.config)
         self._policy: tuple[int, Any] | None = None  # the weights that were loaded last
         self._claims: dict[int, Claims] = {}
         self._looked_at: set[int] = set()  # stages whose files this process has checked
@@ -46,8 +59,9 @@ class SamplerWork:
         """Sample until all stages are complete, or there is nothing to do and we shall not wait."""
         lag, left = self._context.config.batch.lag, self._open(self._context.config.stages)
         while left := self._still_left(left):
+            self._same_run.check()
             if self._context.stop.requested:
-                raise Stopped
+                raise Stopped("all shards that were written are kept")
             if any(self._work_on(stage) for stage in left[: lag + 1]):
                 self._waiting.restart()
             elif not self._watch:
@@ -76,7 +90,7 @@ class SamplerWork:
         version = self._context.config.policy_stage(stage)
         if self._policies.has(version):
             name, what = "samplers", f"other samplers, which write the last shards of stage {stage}"
-            sign: object = signs_of_life(self._run)
+            sign: object = signs_of_life(self._run, but=self._sign)
         else:
             name, what = "policy", f"the policy at the start of stage {version}, which writes stage {stage}"
             sign = trainer_sign(self._run)
@@ -112,7 +126,8 @@ class SamplerWork:
 
     def _rollouts(self, stage: int) -> RolloutFolder:
         config = self._context.config
-        return RolloutFolder(
+        return _OwnRollouts(
+            same_run=self._same_run,
             folder=self._folder(stage),
             identity=config.rollout_identity(stage),
             prompts=config.prompts_per_stage,

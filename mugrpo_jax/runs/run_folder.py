@@ -9,7 +9,14 @@ import yaml
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import PATIENCE_S, make_folder, move_folder, wait_for, write_atomically
+from mugrpo_jax.files import (
+    PATIENCE_S,
+    make_folder,
+    move_folder,
+    remove_folder,
+    wait_for,
+    write_atomically,
+)
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
@@ -96,6 +103,29 @@ def check_same_config(folder: Path, config: RunConfig) -> None:
         )
 
 
+class SameRun:
+    """Notices that the folder of a run, for which a sampler works, was deleted or has another run now."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self._folder, self._config, self._text = folder, config, b""
+
+    def check(self) -> None:
+        """Raise an error if it is another run. The config is parsed only if its file has changed."""
+        path = self._folder / "config.yaml"
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(f"{self._folder}: the folder of the run is gone; nothing is written") from None
+        if text == self._text:
+            return
+        if differing := _differing(path, self._config):
+            raise ConfigError(
+                f"{self._folder}: another run was started here ({'; '.join(differing)}); start the sampler "
+                "again"
+            )
+        self._text = text
+
+
 def differences(folder: Path, config: RunConfig) -> list[str]:
     """Return the keys in which the config of the run in the folder differs, if anything depends on them.
 
@@ -129,6 +159,8 @@ def _move_leftovers(folder: Path) -> None:
     """Make room for a new start in the folder of a run that did no work."""
     for path in (folder / "sampler.json", *folder.glob("sampler-*.json")):
         path.unlink(missing_ok=True)
+    if (folder / "policies").exists():  # of the last run; samplers must not take them for this one's
+        remove_folder(folder / "policies")
     if not (folder / "checkpoints").exists():
         return
     make_folder(folder / "moved_away")

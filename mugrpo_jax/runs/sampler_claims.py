@@ -19,7 +19,7 @@ from mugrpo_jax.files import create, make_folder, remove_folder
 from mugrpo_jax.runs import owned_files, progress
 
 _BEAT_S = 5.0  # seconds between two signs of life
-_DEAD_S = 60.0  # seconds without a sign of life after which a sampler on another machine is dead
+_DEAD_S = 60.0  # seconds without a sign of life after which a sampler is dead
 
 
 class SignOfLife:
@@ -60,10 +60,15 @@ class SignOfLife:
                     owned_files.rewrite(self._path, content, owned_files.text_of(self.owner, beats))
 
 
-def signs_of_life(run: Path) -> dict[str, bytes | None]:
-    """Return the signs of life of all samplers of a run, by file name. They differ while one is alive."""
+def signs_of_life(run: Path, *, but: SignOfLife | None = None) -> dict[str, bytes | None]:
+    """Return the signs of life of all samplers of a run, by file name. They differ while one is alive.
+
+    That of the sampler `but` is left out.
+    """
+    own = "" if but is None else f"{but.owner['token']}.json"
     with contextlib.suppress(OSError):
-        return {path.name: owned_files.read(path) for path in (run / "samplers").glob("*.json")}
+        paths = [path for path in (run / "samplers").glob("*.json") if path.name != own]
+        return {path.name: owned_files.read(path) for path in paths}
     return {}
 
 
@@ -72,7 +77,7 @@ def refuse_samplers(run: Path) -> None:
     found = {
         path: content for path in (run / "samplers").glob("*.json") if (content := owned_files.read(path))
     }
-    end = time.monotonic() + _DEAD_S
+    end, told = time.monotonic() + _DEAD_S, False
     while found:
         for path, content in list(found.items()):
             alive = owned_files.alive_here(owned_files.parse(content)) if owned_files.parse(content) else None
@@ -82,8 +87,12 @@ def refuse_samplers(run: Path) -> None:
                     "add --rollouts wait"
                 )
             if alive is False or time.monotonic() > end:
+                owned_files.remove(path)
                 del found[path]
         if found:  # of other machines
+            if not told:
+                told, names = True, ", ".join(map(owned_files.name, found.values()))
+                progress.say(f"{run}: waiting up to {_DEAD_S:g} s for a sign of life of samplers ({names})")
             time.sleep(min(1.0, _DEAD_S / 10))
 
 
@@ -145,8 +154,9 @@ class Claims:
         owner: dict[str, Any] = owned_files.parse(content)
         if owner.get("token") == self._sampler.owner["token"]:
             return False
-        if owner and (here := owned_files.alive_here(owner)) is not None:
-            return not here
+        if owner and owned_files.alive_here(owner) is False:
+            return True
+        # On another machine, or here: a process that is there may hang.
         sign = owned_files.read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
         before, since = self._seen.get(str(owner.get("token")), (b"", 0.0))
         if sign != before:

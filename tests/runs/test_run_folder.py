@@ -6,7 +6,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices, read_config
+from mugrpo_jax.runs.run_folder import RunFolder, SameRun, check_config, keep_choices, read_config
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.set_aside import set_aside
 
@@ -54,13 +54,30 @@ def test_a_run_that_is_older_than_a_key_continues_with_its_default(tmp_path):
 def test_a_run_that_failed_before_any_work_starts_anew_with_the_corrected_config(tmp_path):
     RunFolder(tmp_path, configs.load(None))
     (tmp_path / "checkpoints" / "000000").mkdir(parents=True)  # a copy of the initial weights
+    (tmp_path / "policies" / "00000").mkdir(parents=True)  # and one for samplers
     RunFolder(tmp_path, configs.load(None))
-    assert (tmp_path / "checkpoints").exists()
+    assert (tmp_path / "checkpoints").exists() and (tmp_path / "policies").exists()
     RunFolder(tmp_path, configs.load(None, ["seed=1"]))
     assert read_config(tmp_path).seed == 1 and not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "policies").exists()
     (tmp_path / "checkpoints" / "000004").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"seed \(1 there, 2 here\)"):
         RunFolder(tmp_path, configs.load(None, ["seed=2"]))
+
+
+def test_a_sampler_notices_that_its_run_is_gone_or_another_one(tmp_path):
+    config = configs.load(None, ["mesh.tensor=1"])
+    RunFolder(tmp_path, config)
+    same = SameRun(tmp_path, config)
+    same.check()
+    RunFolder(tmp_path, configs.load(None, ["mesh.tensor=1", "report.samples=0"]))
+    same.check()
+    RunFolder(tmp_path, configs.load(None, ["model.source=other"]))
+    with pytest.raises(ConfigError, match=r"another run was started here \(model.source"):
+        same.check()
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="the folder of the run is gone"):
+        same.check()
 
 
 def test_the_reward_may_change_after_a_warm_start_until_there_are_responses(tmp_path):

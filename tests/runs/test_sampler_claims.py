@@ -70,6 +70,17 @@ def test_a_sampler_elsewhere_is_dead_once_its_sign_of_life_stands_still(tmp_path
         assert 0.2 < time.monotonic() - started < 5.0
 
 
+def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(SignOfLife, "_beat", lambda self: None)  # as if its process was stopped
+    with SignOfLife(tmp_path) as hanging, SignOfLife(tmp_path) as here:
+        assert Claims(hanging, 0).claim("00000")
+        claims, started = Claims(here, 0), time.monotonic()
+        while not claims.claim("00000"):
+            time.sleep(0.01)
+        assert 0.2 < time.monotonic() - started < 5.0
+        assert list(signs_of_life(tmp_path, but=here)) == [f"{hanging.owner['token']}.json"]
+
+
 def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -84,7 +95,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
             SignOfLife(tmp_path).__enter__()
 
 
-def test_a_trainer_that_samples_itself_is_refused_beside_samplers(tmp_path):
+def test_a_trainer_that_samples_itself_is_refused_beside_samplers(tmp_path, capsys):
     refuse_samplers(tmp_path)
     with SignOfLife(tmp_path), pytest.raises(ConfigError, match=r"samples for this run.*--rollouts wait"):
         refuse_samplers(tmp_path)
@@ -92,7 +103,10 @@ def test_a_trainer_that_samples_itself_is_refused_beside_samplers(tmp_path):
         refuse_samplers(tmp_path)
     dead = owned_files.text_of(owned_files.this_process() | {"machine": "far"})
     (tmp_path / "samplers" / "dead.json").write_bytes(dead)
+    capsys.readouterr()
     refuse_samplers(tmp_path)  # after some time without a sign
+    assert "waiting up to 0.3 s for a sign of life of samplers" in capsys.readouterr().out
+    assert not (tmp_path / "samplers" / "dead.json").exists()  # the next start does not wait again
 
 
 def test_a_wait_is_seen_and_ends_if_the_other_side_gives_no_sign_of_life(monkeypatch, capsys):
