@@ -155,7 +155,8 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "µ × stages": f"{run.config.batch.updates_per_stage} × {run.config.batch.stages}",
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }
-    if samplers := sampler_facts(run.folder):
+    waited = sum(phases.get("waiting", 0.0) for phases in run.phases.values())
+    if samplers := sampler_facts(run.folder, run.seconds, waited):
         facts["samplers"] = samplers
     if run.losses:
         facts["lost records"] = "; ".join(run.losses)

@@ -13,8 +13,13 @@ def sampling_seconds(stage: dict[str, Any]) -> dict[str, float]:
     return seconds | {name.removeprefix("sampler/"): value for name, value in seconds.items()}
 
 
-def sampler_facts(folder: Path) -> str:
-    """Return a text about what the samplers of a run did and what they waited for; empty without them."""
+def sampler_facts(folder: Path, seconds: float, waited: float) -> str:
+    """Return a text about what the samplers of a run did and what they waited for; empty without them.
+
+    Args:
+      seconds: running time of the trainer.
+      waited: how much of it the trainer waited for samplers.
+    """
     logs = [
         list(read_json_lines(path, skip_damaged=True))
         for path in sorted((folder / "samplers").glob("*.jsonl"))
@@ -31,8 +36,12 @@ def sampler_facts(folder: Path) -> str:
         return ""
     if not done:
         return ""
+    apart = seconds - waited + spent
+    rates = [f"{tokens / max(time, 1e-9):,.0f}" for time in (spent, seconds, apart)]
     return (
-        f"{len(logs)} started, {shards:,} shards, {tokens / max(spent, 1e-9):,.0f} tokens/s while sampling "
+        f"{len(logs)} started, {shards:,} shards, {rates[0]} tokens/s while sampling "
         f"({duration(spent)}); waited {duration(waits['policy'])} for policies and "
-        f"{duration(waits['samplers'])} for other samplers"
+        f"{duration(waits['samplers'])} for other samplers. The run: {rates[1]} tokens/s in "
+        f"{duration(seconds)}, in which the trainer waited {duration(waited)}; without overlap, one sampler "
+        f"and the trainer one after the other, {rates[2]} tokens/s in {duration(apart)}"
     )

@@ -25,6 +25,7 @@ from mugrpo_jax.loop.update_phase import optimise
 from mugrpo_jax.models.sharding import make_mesh
 from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
+from mugrpo_jax.report.sampler_log import sampler_facts
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SignOfLife
@@ -280,6 +281,10 @@ def test_split_devices_and_two_samplers_with_a_trainer_end_like_one_process(whol
     assert spent == pytest.approx(run.seconds, rel=0.01)  # the time of samplers is not counted
     page = report.page.page([run])
     assert re.search(r"3 started, 8 shards, [\d,]+ tokens/s .*; waited .* for policies and", page)
+    fact = sampler_facts(apart, 100.0, 10.0)
+    tokens = sum(record["response_tokens"] for record in done)
+    alone = 90 + sum(record["seconds"]["generate"] for record in done)
+    assert f"The run: {tokens / 100:,.0f} tokens/s in" in fact and f", {tokens / alone:,.0f} tokens/s" in fact
 
 
 def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
