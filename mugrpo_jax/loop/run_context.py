@@ -187,7 +187,7 @@ def open_run(
         with distributed.together("overwrite"):
             if overwrite and jax.process_index() == 0:
                 set_aside(path, config, sources)
-        folder = _open_folder(path, config, resources)
+        folder = _open_folder(path, config, resources, samples=wait_limit_s is None)
         if wait_limit_s is None and jax.process_index() == 0:
             refuse_samplers(path)
         with distributed.together("data"):
@@ -249,14 +249,16 @@ def _chosen(config: RunConfig) -> tuple[RunConfig, tuple[Choice, ...]]:
     return choose_settings(config, run_model_shape(config), run_mesh(config))
 
 
-def _open_folder(path: Path, config: RunConfig, resources: contextlib.ExitStack) -> RunFolder:
+def _open_folder(
+    path: Path, config: RunConfig, resources: contextlib.ExitStack, *, samples: bool
+) -> RunFolder:
     """Open the folder of the run. The first host creates and locks it before the other hosts open it."""
     folder: RunFolder | None = None
     for first in (True, False):
         with distributed.together("claim"):
             if first == (jax.process_index() == 0):
                 if first:
-                    resources.enter_context(RunLock(path))
+                    resources.enter_context(RunLock(path, samples=samples))
                 folder = RunFolder(path, config)
     assert folder is not None
     return folder

@@ -23,7 +23,7 @@ from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_same_data
 from mugrpo_jax.runs.run_folder import check_same_config, read_config, stage_folder
-from mugrpo_jax.runs.run_lock import trainer_sign
+from mugrpo_jax.runs.run_lock import refuse_beside_trainer, trainer_sign
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
@@ -48,6 +48,7 @@ def sample(
     """
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         waiting = Waiting(wait_limit_s)
+        refuse_beside_trainer(run)
         _wait_for_trainer(run, waiting, stop, watch)
         sign = resources.enter_context(SignOfLife(run))
         context = open_context(run, overrides, stop, resources)

@@ -24,12 +24,26 @@ def trainer_sign(folder: Path) -> bytes | None:
     return owned_files.read(folder / LOCK)
 
 
-class RunLock:
-    """Holds the lock in a `with` block; raises an error if another process that is alive holds it."""
+def refuse_beside_trainer(folder: Path) -> None:
+    """Raise an error if a trainer on this machine samples itself, because this process wants to sample."""
+    content = trainer_sign(folder)
+    owner = owned_files.parse(content)
+    if owner.get("samples") and owned_files.alive_here(owner):
+        raise ConfigError(
+            f"{folder}: {owned_files.name(content)} trains here and samples itself; stop it, and start it "
+            "with --rollouts wait"
+        )
 
-    def __init__(self, folder: Path) -> None:
+
+class RunLock:
+    """Holds the lock in a `with` block; raises an error if another process that is alive holds it.
+
+    `samples` tells samplers that this trainer needs none.
+    """
+
+    def __init__(self, folder: Path, *, samples: bool = False) -> None:
         self.path = folder / LOCK
-        self._owner = owned_files.this_process()
+        self._owner = owned_files.this_process() | {"samples": samples}
         self._released, self._changing = threading.Event(), threading.RLock()
 
     def __enter__(self) -> "RunLock":

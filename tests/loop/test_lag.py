@@ -293,6 +293,11 @@ def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
         sample(apart, overrides=["sampling.temperature=0.5"])
     with RunLock(apart), pytest.raises(ConfigError, match="is training here"):
         train(config, apart, wait_limit_s=1)
+    with (
+        RunLock(apart, samples=True),
+        pytest.raises(ConfigError, match=r"trains here and samples itself.*--rollouts wait"),
+    ):
+        sample(apart)
     with SignOfLife(apart), pytest.raises(ConfigError, match="samples for this run"):
         train(config, apart)
     with pytest.raises(
