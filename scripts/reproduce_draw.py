@@ -55,7 +55,8 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         _draw_staleness(runs, results / "staleness.png")
     if grid:
         _draw_law(grid, results / "law.png")
-        _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")
+        if not _has_lag(grid):  # else stages are short, and the drift begins anew in each
+            _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")
 
 
 # -- the comparison
@@ -171,14 +172,16 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 
 
 LIMITS = ("S·η", "predicted drift since the start")  # that the figure compares, of RULES
+LIMITS_WITH_LAG = ("S·η", "√S·η")
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Draw the accuracy at the end over S·η and over the predicted drift; hollow marks collapsed."""
+    """Draw the accuracy at the end over S·η and over another limit; hollow marks collapsed."""
     colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(row["objective"] for row in rows))}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
     figure, panels = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
-    for axis, limit in zip(panels, LIMITS):
+    lagged = _has_lag(rows)
+    for axis, limit in zip(panels, LIMITS_WITH_LAG if lagged else LIMITS, strict=True):
         wrong = 0
         for name in colors:
             group = [row for row in rows if row["objective"] == name]
@@ -200,8 +203,11 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_title(f"{limit}: {wrong} of {len(rows)} runs on the wrong side", fontsize=10)
     panels[0].set_ylabel("held-out accuracy at the end")
-    lagged = any(row.get("stage_updates", row["mu"]) != row["mu"] for row in rows)
     _finish(figure, _law_legend(colors, markers, "S + 1" if lagged else "µ"), path)
+
+
+def _has_lag(rows: Sequence[Run]) -> bool:
+    return any(row.get("stage_updates", row["mu"]) != row["mu"] for row in rows)
 
 
 def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:
