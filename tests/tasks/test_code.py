@@ -356,6 +356,14 @@ else:
 
 
 @needs_isolation
+def test_a_function_gets_its_arguments_as_they_are():
+    answer = {"fn_name": "f", "inputs": [[{"1": 2}, None, True, 1e999]], "outputs": [[{"2": 1}]]}
+    problem = Problem("p", "", json.dumps(answer))
+    code = "def f(d, nothing, yes, big): return {d[1]: int(nothing is None and yes is True and big > 1e308)}"
+    assert code_reward(fenced(code), problem).value == 1.0
+
+
+@needs_isolation
 def test_a_function_finds_the_names_of_typing():
     code = "class Solution:\n    def solve(self, x: List[int]) -> Optional[int]: return x[0]"
     (found,) = run_program(code, [{"function": None, "arguments": [[7]]}], limits=LIMITS)

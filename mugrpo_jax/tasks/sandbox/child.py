@@ -13,7 +13,8 @@ import types
 from typing import Any
 
 _RESULT = 3  # the pipe for the value of a call
-_MEMORY, _FILES, _SYNTAX = 101, 102, 103  # exit codes with a meaning for the supervisor
+MEMORY, FILES, SYNTAX = 101, 102, 103  # exit codes with a meaning for the supervisor
+_NUMBERS = {"inf": float("inf"), "nan": float("nan")}  # their names in a literal
 
 
 def run_test(request: dict[str, Any], test: dict[str, Any]) -> int:
@@ -33,11 +34,11 @@ def run_test(request: dict[str, Any], test: dict[str, Any]) -> int:
         exit_code = _execute(request["code"], test, module.__dict__)
         _wait_for_threads()
     except MemoryError:
-        exit_code = _report(_MEMORY)
+        exit_code = _report(MEMORY)
     except SyntaxError:
-        exit_code = _report(_SYNTAX)
+        exit_code = _report(SYNTAX)
     except OSError as error:
-        exit_code = _report(_FILES if error.errno in (errno.EFBIG, errno.ENOSPC) else 1)
+        exit_code = _report(FILES if error.errno in (errno.EFBIG, errno.ENOSPC) else 1)
     except BaseException:
         exit_code = _report(1)
     with contextlib.suppress(Exception):
@@ -58,13 +59,14 @@ def _execute(code: str, test: dict[str, Any], names: dict[str, Any]) -> int:
             exec(test.get("setup", ""), names)
             value = eval(test["expression"], names)
         elif "arguments" in test:
-            value = _function(names, test.get("function"))(*test["arguments"])
+            arguments = eval(test["arguments"], dict(_NUMBERS))
+            value = _function(names, test.get("function"))(*arguments)
         else:
             return 0
         os.write(_RESULT, literal(value).encode())
     except SystemExit as ending:
         number = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-        return 1 if number in (_MEMORY, _FILES, _SYNTAX) else number
+        return 1 if number in (MEMORY, FILES, SYNTAX) else number
     return 0
 
 

@@ -153,7 +153,7 @@ def _outcomes(
     request = {
         "mode": mode,
         "code": code,
-        "tests": list(tests),
+        "tests": list(map(_sent, tests)),
         "limits": asdict(limits) | {"processes": limits.processes + 1},
         "visible": _visible(),
         "packages": _packages(),
@@ -183,6 +183,11 @@ def _outcomes(
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def _sent(test: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a test as JSON can carry it: arguments as a literal, because JSON has only texts as keys."""
+    return {name: repr(value) if name == "arguments" else value for name, value in test.items()}
 
 
 def _send(process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:

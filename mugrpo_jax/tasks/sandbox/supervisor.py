@@ -11,9 +11,9 @@ import sys
 import time
 from typing import IO, Any
 
-from child import run_test  # `runner.py` is a script, so no package
+from child import FILES, MEMORY, SYNTAX, run_test  # `runner.py` is a script, so no package
 
-_CODES = {101: "memory_limit", 102: "file_limit", 103: "syntax_error"}
+_CODES = {MEMORY: "memory_limit", FILES: "file_limit", SYNTAX: "syntax_error"}
 
 
 def supervise(
@@ -46,7 +46,7 @@ def supervise(
     cleared = _clear(folder)
     output, errors, value = (bytes(text).decode(errors="replace") for text in texts.values())
     status = stopped or _status(code)
-    if not cleared:
+    if status == "ok" and not cleared:
         status, errors = "file_limit", "the program left files that cannot be deleted"
     if status == "ok" and "stdin" not in test and not value:
         status, errors = "program_error", "the program ended before the function returned"
@@ -143,7 +143,7 @@ def _status(code: int) -> str:
 
 
 def input_file() -> IO[bytes]:
-    """Return a file without a name for the standard input of the program, one after the other."""
+    """Return a file without a name for the standard input of the program, used again by every test."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("stdin"), "w+b")
     import tempfile
