@@ -62,15 +62,17 @@ def _without_padding(loaded: LoadedModel, rows: int, mesh: Mesh) -> LoadedModel:
 
 
 def check_same_weights(config: RunConfig, source: str, params: Any, file: Path) -> None:
-    """Store a fingerprint of the weights of a source in `file`; if there is one, compare it.
+    """Store a fingerprint of the weights of a source in `file`; if it has one of this source, compare them.
 
-    A run that continues would otherwise mix the responses of two models under one name.
+    A run that continues would otherwise mix the responses of two models under one name. The file of a run
+    that did no work, and started anew with other sources, is written again.
     """
     found = weights_fingerprint(params)
-    if not file.exists():
+    stored = read_json_object(file) if file.exists() else {}
+    if stored.get("source") != source:
         if jax.process_index() == 0:
             write_atomically(file, json.dumps({"source": source, "weights_sha256": found}) + "\n")
-    elif read_json_object(file).get("weights_sha256") != found:
+    elif stored["weights_sha256"] != found:
         raise ConfigError(
             f"{_key(config, source)}: the weights of {source} have changed since this run sampled with them; "
             "restore them, or use another --out"

@@ -232,6 +232,8 @@ def test_a_model_whose_weights_have_changed_is_refused(place, mixed, monkeypatch
 
     monkeypatch.setattr(run_setup, "load_behavior", changed)
     shutil.rmtree(run / "rollouts")
+    stored = json.loads((run / "weights-0.json").read_text())
+    assert stored["source"] == str(place / "other")
     with pytest.raises(
         ConfigError, match=r"behaviors\[1\].source: the weights of .* have changed since this"
     ):
