@@ -36,9 +36,10 @@ def tables(runs: Sequence[Run]) -> Iterable[str]:
     first = runs[0]["bins"][0]["updates"]
     yield (
         f"| arm | responses sampled | seeds | start | mean of the last {LAST} evaluations | by seed "
-        f"| lowest | ESS, first {first} updates | triggers, most | reward, first {first} updates |"
+        f"| lowest | ESS, first {first} updates | triggers, most | reward, first {first} updates "
+        f"| entropy, last {first} updates |"
     )
-    yield f"|{'---|' * 10}"
+    yield f"|{'---|' * 11}"
     for place, arm in dict.fromkeys((setting(run), run["arm"]) for run in runs):
         same = [run for run in runs if (setting(run), run["arm"]) == (place, arm)]
         ends = [end(run) for run in same]
@@ -46,9 +47,10 @@ def tables(runs: Sequence[Run]) -> Iterable[str]:
         lowest = min(point["accuracy"] for run in same for point in run["evaluations"])
         effective = np.mean([run["bins"][0]["ess/tokens"] for run in same])
         reward = np.mean([run["bins"][0]["reward"] for run in same])
+        entropy = np.mean([run["bins"][-1]["entropy/tokens"] for run in same])
         most = max(point.get(TRIGGERED, 0.0) for run in same for point in run["bins"])
         yield row_of(
             *(arm, SETTINGS[place], len(same), f"{start:.3f}", f"{np.mean(ends):.3f}"),
             *(", ".join(f"{value:.3f}" for value in ends), f"{lowest:.3f}"),
-            *(f"{effective:.3f}", f"{100 * most:.0f} %", f"{reward:.2f}"),
+            *(f"{effective:.3f}", f"{100 * most:.0f} %", f"{reward:.2f}", f"{entropy:.3f}"),
         )
