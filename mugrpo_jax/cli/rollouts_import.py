@@ -37,7 +37,11 @@ def add(commands: shared.Commands) -> None:
         help="model or run with the tokenizer of the responses, to check their tokens; not needed for files "
         "of `mugrpo rollouts export`",
     )
-    parser.add_argument("--behavior", help="name of the policy that wrote them (default: that of the system)")
+    parser.add_argument(
+        "--behavior",
+        help="name of the policy that wrote them (default: that of the system); rows of `mugrpo rollouts "
+        "export` name it already, and are refused if the name is another one",
+    )
     parser.add_argument("--skip-bad", action="store_true", help="leave out what cannot be used, and count it")
 
 

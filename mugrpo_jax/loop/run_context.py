@@ -30,7 +30,7 @@ from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
-from mugrpo_jax.runs.sampler_claims import refuse_samplers
+from mugrpo_jax.runs.sampler_claims import SamplerWatch, refuse_samplers
 from mugrpo_jax.runs.set_aside import set_aside
 from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
@@ -54,12 +54,13 @@ class Waits:
     """What a trainer needs that waits for the rollouts of samplers: `waiting` is its patience.
 
     `thread` is the sampler on other devices of this process, if there is one. `seconds` is how long the
-    trainer waited for the rollouts of each stage.
+    trainer waited for the rollouts of each stage. `samplers` tells which samplers are alive.
     """
 
     waiting: Waiting
     thread: SamplerThread | None = None
     seconds: dict[int, float] = dataclasses.field(default_factory=dict)
+    samplers: SamplerWatch = dataclasses.field(default_factory=SamplerWatch)
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 """The work of one sampler: claim shards of the stages whose policies are published, and write them."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mugrpo_jax.files import LineFile
+from mugrpo_jax.files import LineFile, plain_errors
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.sampling_passes import sample_claimed
@@ -57,6 +58,13 @@ class SamplerWork:
 
     def work(self) -> None:
         """Sample until all stages are complete, or there is nothing to do and we shall not wait."""
+        try:
+            self._work()
+        finally:
+            with contextlib.suppress(OSError), plain_errors():  # keep the error that ends the work
+                self._record_waits()
+
+    def _work(self) -> None:
         lag, left = self._context.config.batch.lag, self._open(self._context.config.stages)
         while left := self._still_left(left):
             self._same_run.check()
@@ -180,14 +188,22 @@ class SamplerWork:
     ) -> None:
         """Append what this sampler did, and what it waited for, to its own log."""
         summaries = [json.loads(rollouts.path(s).with_suffix(".json").read_bytes()) for s in shards]
-        waited, self._waited = {f"wait/{name}": value for name, value in self._waited.items()}, {}
         record = {
             "stage": stage,
             "policy_stage": rollouts.identity["policy_stage"],
             "shards": list(shards),
             "responses": sum(summary["responses"] for summary in summaries),
             "response_tokens": sum(summary["response_tokens"] for summary in summaries),
-            "seconds": seconds | waited,
+            "seconds": seconds,
         }
-        self._log.append(json.dumps(record) + "\n")
+        self._append(record)
+
+    def _record_waits(self) -> None:
+        """Append what this sampler waited for after its last shards, if anything, to its own log."""
+        if any(self._waited.values()):
+            self._append({"shards": [], "responses": 0, "response_tokens": 0, "seconds": {"generate": 0.0}})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        waited, self._waited = {f"wait/{name}": value for name, value in self._waited.items()}, {}
+        self._log.append(json.dumps(record | {"seconds": record["seconds"] | waited}) + "\n")
         self._log.sync()

@@ -79,7 +79,8 @@ def import_rollouts(
       system: who wrote the files, one of `other_formats.SYSTEMS`.
       vocab_size: number of tokens of the model; None: as the rows of our own format say.
       eos_ids: token ids that end a response, for rows without a finish reason.
-      behavior: name of the policy that wrote the responses; None: the name of the system.
+      behavior: name of the policy that wrote the responses; None: as the rows of our own format say, or the
+        name of the system.
       skip_bad: leave out rows and groups that cannot be used, and count them, instead of raising an error.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -92,6 +93,11 @@ def import_rollouts(
         known = vocab_size or (candidate.stage or {}).get("vocab_size")
         if known is None:
             raise RolloutError(f"{place}: the size of the vocabulary is unknown; name the model with --model")
+        if behavior and candidate.behavior and candidate.behavior != behavior:
+            raise RolloutError(
+                f"{place}: the row says that the behavior {candidate.behavior!r} wrote it, not {behavior!r}; "
+                "leave --behavior out"
+            )
         try:
             checked = check_response(candidate, vocab_size=known, eos_ids=eos_ids, behavior=behavior or kind)
         except BadRow as error:

@@ -2,6 +2,7 @@
 
     samplers/TOKEN.json                 a sampler's sign of life, which it changes every few seconds
     samplers/claims/stage-003/00005     the sampler that works on a shard
+    samplers/last_error                 the error with which a sampler ended, until one is started again
 
 If several samplers try to create the same claim, only one of them succeeds (`files.create`). A sampler that
 finds the claim of a dead one takes it over. A shard does not depend on who made it. So if a sampler that was
@@ -9,21 +10,29 @@ thought to be dead goes on, it writes the same file again, and nothing is lost.
 """
 
 import contextlib
+import textwrap
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.files import create, make_folder, remove_folder
+from mugrpo_jax.files import create, make_folder, plain_errors, publish, remove_folder
 from mugrpo_jax.runs import owned_files, progress
+from mugrpo_jax.runs.stop import Stopped
 
 _BEAT_S = 5.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which a sampler is dead
+_LAST_ERROR = "last_error"
+_LONGEST_ERROR = 500  # characters
 
 
 class SignOfLife:
-    """Tells other processes, in a `with` block, that this sampler of a run is alive."""
+    """Tells other processes, in a `with` block, that this sampler of a run is alive.
+
+    If the block ends with an error, the error is left in the folder for the trainer.
+    """
 
     def __init__(self, run: Path) -> None:
         self.folder, self.owner = run / "samplers", owned_files.this_process()
@@ -39,17 +48,28 @@ class SignOfLife:
                 ) is False:
                     owned_files.remove(path)  # of a sampler that was killed
             create(self._path, owned_files.text_of(self.owner))
+            owned_files.remove(self.folder / _LAST_ERROR)
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot be written ({error.strerror or error})") from None
         self._thread = threading.Thread(target=self._beat, daemon=True, name="sign of life")
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         self._thread.join()
+        if isinstance(error, Exception) and not isinstance(error, Stopped):
+            with contextlib.suppress(OSError), plain_errors():
+                self._leave(error)
         with contextlib.suppress(OSError):
             owned_files.remove(self._path)
+
+    def _leave(self, error: Exception) -> None:
+        """Write the error into our file, and rename the file. This needs no more room on a full disk."""
+        line = textwrap.shorten(str(error) or type(error).__name__, _LONGEST_ERROR, placeholder=" …")
+        if (content := owned_files.read(self._path)) is not None:
+            owned_files.rewrite(self._path, content, owned_files.text_of(self.owner | {"error": line}))
+            publish(self._path, self.folder / _LAST_ERROR)
 
     def _beat(self) -> None:
         beats = 0
@@ -70,6 +90,46 @@ def signs_of_life(run: Path, *, but: SignOfLife | None = None) -> dict[str, byte
         paths = [path for path in (run / "samplers").glob("*.json") if path.name != own]
         return {path.name: owned_files.read(path) for path in paths}
     return {}
+
+
+def last_error(run: Path) -> str | None:
+    """Return the error with which a sampler ended, and who it was; None if one was started since."""
+    with contextlib.suppress(OSError):
+        content = owned_files.read(run / "samplers" / _LAST_ERROR)
+        if error := owned_files.parse(content).get("error"):
+            return f"{owned_files.name(content)} ended: {error}"
+    return None
+
+
+class SamplerWatch:
+    """Tells which samplers are dead.
+
+    Keep the object: it remembers since when the signs of life of samplers have not changed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[bytes | None, float]] = {}
+
+    def dead(self, owner: dict[str, Any], sign: bytes | None) -> bool:
+        """Return whether a sampler is dead, with the sign of life that it gives now."""
+        if owner and owned_files.alive_here(owner) is False:
+            return True
+        # On another machine, or here: a process that is there may hang.
+        before, since = self._seen.get(str(owner.get("token")), (b"", 0.0))
+        if sign != before:
+            self._seen[str(owner.get("token"))] = sign, time.monotonic()
+            return False
+        return time.monotonic() - since > _DEAD_S
+
+    def living(self, signs: Mapping[str, bytes | None]) -> int:
+        """Return how many samplers are alive, of those with these signs of life."""
+        found = [sign for sign in signs.values() if sign is not None]
+        return sum(not self.dead(owned_files.parse(sign), sign) for sign in found)
+
+    def silent_s(self) -> float | None:
+        """Return how many seconds ago a sign of life was last seen to change; None if none was ever seen."""
+        changes = [since for _, since in self._seen.values()]
+        return time.monotonic() - max(changes) if changes else None
 
 
 def refuse_samplers(run: Path) -> None:
@@ -115,7 +175,7 @@ class Claims:
     def __init__(self, sampler: SignOfLife, stage: int) -> None:
         self._sampler, self._stage = sampler, stage
         self.folder = _claims_folder(sampler.folder.parent, stage)
-        self._seen: dict[str, tuple[bytes | None, float]] = {}
+        self._watch = SamplerWatch()
         self._mine: set[str] = set()
 
     def claim(self, work: str) -> bool:
@@ -154,12 +214,5 @@ class Claims:
         owner: dict[str, Any] = owned_files.parse(content)
         if owner.get("token") == self._sampler.owner["token"]:
             return False
-        if owner and owned_files.alive_here(owner) is False:
-            return True
-        # On another machine, or here: a process that is there may hang.
         sign = owned_files.read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
-        before, since = self._seen.get(str(owner.get("token")), (b"", 0.0))
-        if sign != before:
-            self._seen[str(owner.get("token"))] = sign, time.monotonic()
-            return False
-        return time.monotonic() - since > _DEAD_S
+        return self._watch.dead(owner, sign)

@@ -1,5 +1,6 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
+import errno
 import functools
 import itertools
 import json
@@ -27,6 +28,7 @@ from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.report.sampler_log import sampler_facts
 from mugrpo_jax.rollouts import RolloutFolder
+from mugrpo_jax.runs import owned_files
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
@@ -106,18 +108,27 @@ def by_schedule(config, folder):
 
 
 @pytest.fixture(scope="module")
-def whole(place):
-    """A run with four stages of two updates and a lag of one stage."""
-    config = load(place, 1, 2, 4)
-    train(config, place / "lag-1-2")
-    return config, place / "lag-1-2"
+def in_one_process(place):
+    """Return a function that gives config and folder of a run in one process."""
 
-
-@pytest.mark.parametrize(("lag", "mu", "stages"), [(1, 2, 4), (3, 1, 5)])
-def test_a_lagged_run_is_the_loop_that_keeps_old_weights(place, whole, lag, mu, stages):
-    config, folder = load(place, lag, mu, stages), place / f"lag-{lag}-{mu}"
-    if folder != whole[1]:
+    @functools.cache
+    def run(lag, mu, stages):
+        config, folder = load(place, lag, mu, stages), place / f"lag-{lag}-{mu}"
         train(config, folder)
+        return config, folder
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(in_one_process):
+    """A run with four stages of two updates and a lag of one stage."""
+    return in_one_process(1, 2, 4)
+
+
+@pytest.mark.parametrize(("lag", "mu", "stages"), [(1, 2, 4), (3, 1, 7)])
+def test_a_lagged_run_is_the_loop_that_keeps_old_weights(place, in_one_process, lag, mu, stages):
+    config, folder = in_one_process(lag, mu, stages)
     expected = by_schedule(config, place / f"by-hand-{lag}-{mu}")
     assert all((a == b).all() for a, b in zip(weights(folder), expected, strict=True))
     assert stored(folder) == stored(place / f"by-hand-{lag}-{mu}")
@@ -239,23 +250,22 @@ def wait_for_a_policy(patch, samplers):
     return wait
 
 
-@pytest.fixture(scope="module")
-def apart(place, whole):
-    """The same run in one process that splits its devices, and after a kill by a trainer and two samplers.
+def continued_apart(config, folder):
+    """Start a run in one process that splits its devices; after a kill, a trainer and two samplers go on.
 
-    Threads stand for the processes of the samplers.
+    The kill comes at the last update of stage 0. Threads stand for the processes of the samplers.
     """
-    config, folder = whole[0], place / "apart"
+    mu = config.batch.updates_per_stage
     with pytest.MonkeyPatch.context() as patch:
         local = jax.devices()[:2]
         patch.setattr(jax, "devices", lambda: local)
-        killed(UpdateStep, "__call__", 2, configs.changed(config, ["mesh.sampling_devices=1"]), folder)
+        killed(UpdateStep, "__call__", mu, configs.changed(config, ["mesh.sampling_devices=1"]), folder)
         with pytest.raises(
             ConfigError, match="sampling_devices: 2 of the 2 devices here leave none to train"
         ):
             run_mesh(configs.changed(config, ["mesh.sampling_devices=2"]))
     made = committed(folder)
-    assert len(made) >= 2  # stage 0
+    assert len(made) >= mu  # stage 0 has a shard for each update
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         wait = wait_for_a_policy(patch, samplers=2)
         working = [threads.submit(sample, folder, wait_limit_s=60) for _ in range(2)]
@@ -266,9 +276,22 @@ def apart(place, whole):
     return folder
 
 
-def test_split_devices_and_two_samplers_with_a_trainer_end_like_one_process(whole, apart):
-    same_end(apart, whole[1])
-    assert list((apart / "policies").iterdir()) == [] == list((apart / "samplers").glob("claims/*"))
+@pytest.fixture(scope="module")
+def apart(place, whole):
+    return continued_apart(whole[0], place / "apart")
+
+
+@pytest.mark.parametrize(("lag", "mu", "stages"), [(0, 1, 4), (1, 2, 4), (3, 1, 7)])
+def test_split_devices_and_two_samplers_with_a_trainer_end_like_one_process(
+    place, in_one_process, apart, lag, mu, stages
+):
+    config, whole = in_one_process(lag, mu, stages)
+    folder = apart if lag == 1 else continued_apart(config, place / f"apart-{lag}")
+    same_end(folder, whole)
+    assert list((folder / "policies").iterdir()) == [] == list((folder / "samplers").glob("claims/*"))
+
+
+def test_the_logs_and_the_report_say_what_samplers_did_and_waited_for(apart):
     done = [
         json.loads(line) for log in apart.glob("samplers/*.jsonl") for line in log.read_text().splitlines()
     ]
@@ -329,3 +352,42 @@ def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(pla
     assert not list(folder.glob("samplers/claims/*/*")) and not list(folder.glob("samplers/*.json"))
     with pytest.raises(ConfigError, match="--rollouts wait: a replay has its rollouts already"):
         train(configs.changed(config, [f"replay.run={whole[1]}"]), place / "no", wait_limit_s=1)
+
+
+def test_a_waiting_trainer_says_why_no_sampler_is_alive(place, whole, monkeypatch):
+    config, folder = whole[0], place / "ended"
+    (folder / "samplers").mkdir(parents=True)
+    sign = folder / "samplers" / "elsewhere.json"
+    sign.write_bytes(owned_files.text_of(owned_files.this_process() | {"machine": "far"}))
+    monkeypatch.setattr("mugrpo_jax.runs.sampler_claims._DEAD_S", 0.1)
+    with pytest.raises(
+        ConfigError, match=r"\(0 of 2 shards; 0 samplers, the last sign of life was seen \d s ago\)"
+    ):
+        train(config, folder, wait_limit_s=0.5)
+    sign.unlink()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(RolloutFolder, "write_shard", full)
+        sample(folder)
+    with pytest.raises(
+        ConfigError, match=r"shards; 0 samplers; process \d+ on \S+ ended: .*No space left on device\)"
+    ):
+        train(config, folder, wait_limit_s=0.1)
+
+
+def test_the_last_wait_of_a_sampler_is_in_its_log(place, whole):
+    config, folder = whole[0], place / "last-wait"
+    with pytest.raises(ConfigError, match="mugrpo sample"):
+        train(config, folder, wait_limit_s=0.1)
+    with pytest.raises(ConfigError, match="for the policy at the start of stage 1"):
+        sample(folder, wait_limit_s=0.3)
+    (log,) = folder.glob("samplers/*.jsonl")
+    *done, last = map(json.loads, log.read_text().splitlines())
+    assert [(record["stage"], record["shards"]) for record in done] == [(0, [0, 1]), (1, [0, 1])]
+    assert last["shards"] == [] and 0.3 <= last["seconds"]["wait/policy"] < 5
+    assert "4 shards, " in sampler_facts(folder, 100.0, 10.0)
+    for manifest in folder.glob("rollouts/*/manifest.json"):  # has only the time of the work
+        assert not any(name.startswith("wait/") for name in json.loads(manifest.read_text())["seconds"])

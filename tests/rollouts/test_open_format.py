@@ -127,6 +127,20 @@ def test_a_changed_row_of_our_own_is_left_out_with_the_reason(stage, tmp_path, c
     assert found.stage.folder.is_dir() and "math" in next(rollouts.read_groups(found.stage)).rollouts[0].parts
 
 
+def test_a_behavior_that_rows_of_our_own_do_not_name_is_refused(stage, tmp_path):
+    export_rollouts(stage, tmp_path / "out.jsonl", vocab_size=50)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    with pytest.raises(
+        RolloutError, match=r"out\.jsonl:4: .* the behavior 'teacher-t1.3' wrote it, not 'current'; leave"
+    ):
+        import_rollouts([tmp_path / "out.jsonl"], tmp_path / "again", behavior="current", skip_bad=True)
+    assert not (tmp_path / "again").exists()
+    for name in ("mine", ""):  # an empty name is none
+        path = write(tmp_path, *[row | {"behavior": name} for row in rows])
+        found = import_rollouts([path], tmp_path / f"as-{name}", behavior="mine")
+        assert list(found.stage.manifest()["behaviors"]) == ["mine"]
+
+
 def test_rows_of_two_stages_and_tokens_of_another_model_are_refused(stage, tmp_path):
     for number in (2, 3):
         other = dataclasses.replace(stage, identity={**stage.identity, "stage": number})

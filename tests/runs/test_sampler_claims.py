@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import time
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from mugrpo_jax import files
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.runs import owned_files, sampler_claims, waiting
-from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife, refuse_samplers, signs_of_life
+from mugrpo_jax.runs.sampler_claims import (
+    Claims,
+    SamplerWatch,
+    SignOfLife,
+    last_error,
+    refuse_samplers,
+    signs_of_life,
+)
+from mugrpo_jax.runs.stop import Stopped
 from mugrpo_jax.runs.waiting import Waiting
 
 
@@ -79,6 +88,50 @@ def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypa
             time.sleep(0.01)
         assert 0.2 < time.monotonic() - started < 5.0
         assert list(signs_of_life(tmp_path, but=here)) == [f"{hanging.owner['token']}.json"]
+
+
+def test_only_samplers_that_are_alive_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler_claims, "_DEAD_S", 1.0)
+    watch = SamplerWatch()
+    assert watch.living(signs_of_life(tmp_path)) == 0 and watch.silent_s() is None
+    with SignOfLife(tmp_path), far(SignOfLife(tmp_path)):
+        for name, change in (("killed", {"started": "1"}), ("elsewhere", {"machine": "far"})):
+            owner = owned_files.this_process() | change
+            (tmp_path / "samplers" / f"{name}.json").write_bytes(owned_files.text_of(owner))
+        assert watch.living(signs_of_life(tmp_path)) == 3  # of one elsewhere, only time tells
+        end = time.monotonic() + 5.0
+        while watch.living(signs_of_life(tmp_path)) > 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watch.living(signs_of_life(tmp_path)) == 2 and watch.silent_s() < 1.0
+    time.sleep(1.1)
+    assert watch.living(signs_of_life(tmp_path)) == 0 and 1.0 < watch.silent_s() < 10.0
+
+
+def test_the_error_of_a_sampler_stays_until_a_sampler_starts(folder):
+    assert last_error(folder) is None
+    with pytest.raises(OSError), SignOfLife(folder):
+        raise OSError(errno.ENOSPC, "No space left\non device")
+    assert signs_of_life(folder) == {}
+    found = rf"process {os.getpid()} on \S+ ended: \[Errno 28\] No space left on device"
+    assert re.fullmatch(found, last_error(folder))
+    with pytest.raises(Stopped), SignOfLife(folder):
+        assert last_error(folder) is None
+        raise Stopped("on request")
+    assert last_error(folder) is None
+    with pytest.raises(RuntimeError), SignOfLife(folder):
+        raise RuntimeError("out of memory " * 1000)
+    assert re.fullmatch(r"process \S+ on \S+ ended: out of memory .{400,500} …", last_error(folder))
+
+
+def test_a_sampler_that_cannot_leave_its_error_ends_all_the_same(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SignOfLife, "_beat", lambda self: None)
+    monkeypatch.setattr(owned_files, "rewrite", full)
+    with pytest.raises(ConfigError, match="too large"), SignOfLife(tmp_path):
+        raise ConfigError("too large")
+    assert files.names_below(tmp_path) == [] and last_error(tmp_path) is None
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
