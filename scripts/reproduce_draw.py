@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-import reproduce_rates_figures
+import reproduce_rates_figures as figures
 import reproduce_settings as settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,14 +29,10 @@ from mugrpo_jax import objectives
 COLORS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]  # of a qualitative map
 MARKERS = "o^sDvP*X"
 DIAGNOSTICS = {
-    "clipped/tokens": "clipped tokens",
-    "vetoed/tokens": "vetoed tokens",
-    "abandoned/negative_responses": "wrong responses with an abandoned token",
-    "ratio/negative_tokens": "mean ratio where A < 0",
-    "ess/tokens": "effective sample size / tokens",
+    "abandoned/negative_responses": "wrong responses with a trigger",
+    "gap/tokens": "mean |log ratio|",
     "drift": "drift since the stage began",
     "gradient_cosine": "cosine of consecutive gradients",
-    "gap/tokens": "mean |log ratio|",
 }
 
 
@@ -47,9 +43,9 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         sys.exit(f"{results}: no results; run and collect first")
     print("\n".join(tables(runs, grid, level)))
     if settings.are(runs):
-        reproduce_rates_figures.draw_settings(runs, results / "settings.png")
+        figures.draw_settings(runs, results / "settings.png")
     elif runs and all(run["rate"] for run in runs):
-        reproduce_rates_figures.draw(runs, results)
+        figures.draw(runs, results)
     elif runs:
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
@@ -62,8 +58,14 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
 # -- the comparison
 
 
-def _colors(runs: Sequence[Run]) -> dict[str, Any]:
-    return {arm: COLORS[i % len(COLORS)] for i, arm in enumerate(dict.fromkeys(run["arm"] for run in runs))}
+def _colors(runs: Sequence[Run]) -> dict[str, str]:
+    """The arms of the figures, at most four; the tables have all."""
+    there = {run["arm"] for run in runs}
+    return {arm: figures.COLORS[arm] for arm in figures.METHODS if arm in there}
+
+
+def _legend(colors: Mapping[str, str]) -> list[Line2D]:
+    return [Line2D([], [], color=color, label=figures.METHODS[arm]) for arm, color in colors.items()]
 
 
 def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
@@ -74,6 +76,7 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     hide it.
     """
     colors = _colors(runs)
+    runs = [run for run in runs if run["arm"] in colors]
     alone = [run for run in runs if run["alone"]]
     apart = [run | {"evaluations": points} for run in runs if (points := less_fresh(run, runs))]
     several = len({run["arm"] for run in apart}) > 1
@@ -86,7 +89,7 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     if several:
         _draw_arms(axis := next(panels), apart, colors)
         axis.axhline(0, color=colors[FRESH], linewidth=1.6)
-        axis.set(xlabel="updates", ylabel=f"accuracy less that of {FRESH}, same seed")
+        axis.set(xlabel="updates", ylabel="accuracy less that of fresh data, same seed")
     if alone:
         axis = next(panels)
         for run in alone:
@@ -95,7 +98,7 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
         axis.set(
             xlabel="minutes of training with compiling, evaluations left out", ylabel="held-out accuracy"
         )
-    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
+    _finish(figure, _legend(colors), path)
 
 
 def _draw_arms(axis: Axes, runs: Sequence[Run], colors: dict[str, Any], banded: str | None = None) -> None:
@@ -134,29 +137,21 @@ def _line(axis: Axes, curve: Curve, color: Any, *, band: bool) -> None:
 def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     """One seed per arm, because all seeds would hide each other: the most common seed, or the arm's first."""
     colors = _colors(runs)
+    runs = [run for run in runs if run["arm"] in colors]
     seeds = collections.Counter(run["seed"] for run in runs)
     runs = list(
         {run["arm"]: run for run in sorted(runs, key=lambda run: (seeds[run["seed"]], -run["seed"]))}.values()
     )
-    figure, panels = plt.subplots(2, 4, figsize=(17, 6), sharex=True, layout="constrained")
-    for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items()):
+    figure, panels = plt.subplots(2, 2, figsize=(12, 6), sharex=True, layout="constrained")
+    for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items(), strict=True):
         for run in runs:
-            if name == "vetoed/tokens" and not _vetoes(run["objective"]):
-                continue  # older runs recorded what µ-GRPO would have vetoed
             points = [point for point in run["bins"] if point.get(name) is not None]
             style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
             axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
         axis.set_ylabel(label, fontsize=9)
-        if name == "clipped/tokens":  # P3O clips nearly all tokens, the others few
-            axis.set_yscale("symlog", linthresh=1e-3)
-            axis.set_ylim(bottom=0)
     for axis in panels[1]:
         axis.set_xlabel("updates")
-    _finish(figure, [Line2D([], [], color=color, label=arm) for arm, color in colors.items()], path)
-
-
-def _vetoes(objective: Mapping[str, Any]) -> bool:
-    return objective["name"] == "mu_grpo" and objective["knobs"].get("veto", "suffix") != "none"
+    _finish(figure, _legend(colors), path)
 
 
 def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
@@ -173,6 +168,11 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 
 LIMITS = ("S·η", "predicted drift since the start")  # that the figure compares, of RULES
 LIMITS_WITH_LAG = ("S·η", "√S·η")
+OBJECTIVES = {
+    "grpo": "GRPO: narrow clip [0.8, 1.2]",
+    "mu_grpo": figures.METHODS["mu_grpo"],
+    "relaxed-no-veto": figures.METHODS["relaxed-no-veto"],
+}
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
@@ -182,13 +182,14 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
     lagged = _has_lag(rows)
     for axis, limit in zip(panels, LIMITS_WITH_LAG if lagged else LIMITS, strict=True):
-        wrong = 0
+        wrong = compared = 0
         for name in colors:
             group = [row for row in rows if row["objective"] == name]
             walk, bad = walk_of(group), [row["collapse"] is not None for row in group]
             places = [RULES[limit](walk, row) for row in group]
             interval, errors = objectives.best_split(places, bad)
             wrong += errors
+            compared += len(group) if any(bad) and not all(bad) else 0  # else no limit is needed
             _draw_bound(axis, interval, colors[name])
             for lag in sorted({row["mu"] for row in group}):
                 same = [(row, place) for row, place in zip(group, places) if row["mu"] == lag]
@@ -201,7 +202,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
         if high < 20 * low:  # else powers of ten are enough
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_title(f"{limit}: {wrong} of {len(rows)} runs on the wrong side", fontsize=10)
+        axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=10)
     panels[0].set_ylabel("held-out accuracy at the end")
     _finish(figure, _law_legend(colors, markers, "S + 1" if lagged else "µ"), path)
 
@@ -233,7 +234,7 @@ def _draw_bound(axis: Axes, interval: tuple[float, float], color: Any) -> None:
 def _law_legend(colors: dict[str, Any], markers: dict[int, str], lags: str) -> list[Line2D]:
     shapes: dict[str, Any] = {"color": "0.4", "linestyle": ""}
     return [
-        *(Line2D([], [], color=color, label=name) for name, color in colors.items()),
+        *(Line2D([], [], color=color, label=OBJECTIVES.get(name, name)) for name, color in colors.items()),
         *(
             Line2D([], [], marker=marker, label=f"{lags} = {lag}", **shapes)
             for lag, marker in markers.items()
@@ -271,7 +272,7 @@ def _draw_regimes(runs: Sequence[Measured], path: Path) -> None:
     title = f"The drift of {len(longest)} runs with µ = {lag}, at all learning rates, is near that of {near}"
     axis.set_title(title, fontsize=10)
     legend = [
-        *(Line2D([], [], color=COLORS[i], label=name) for i, name in enumerate(names)),
+        *(Line2D([], [], color=COLORS[i], label=OBJECTIVES.get(name, name)) for i, name in enumerate(names)),
         Line2D([], [], color="black", linestyle="--", label="noise with Adam's momentum"),
         Line2D([], [], color="0.5", linestyle=":", label="parallel updates"),
     ]

@@ -60,6 +60,23 @@ def order_table(rows: Sequence[Run]) -> Iterable[str]:
         yield row_of(name, len(same), sum(bad), *wrong)
 
 
+def exponents(rows: Sequence[Run]) -> Iterable[str]:
+    """With which exponents p does the best limit on S^p·η have the fewest runs on the wrong side?"""
+    for name, same in _by_objective(rows).items():
+        bad = [row["collapse"] is not None for row in same]
+        if all(bad) or not any(bad) or len({row["mu"] for row in same}) < 2:
+            continue
+        wrong = {
+            p: objectives.best_split([row["mu"] ** p * row["learning_rate"] for row in same], bad)[1]
+            for p in np.arange(0, 151) / 100
+        }
+        best = [p for p, errors in wrong.items() if errors == min(wrong.values())]
+        yield (
+            f"{name}: the best limit on S^p·η has {min(wrong.values())} of {len(same)} runs on the wrong "
+            f"side, with p from {best[0]:g} to {best[-1]:g}."
+        )
+
+
 def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
     """Fit every limit to all µ but one, and predict which runs with the left-out µ collapse."""
     yield "| objective | limit on | left-out runs told right | wrong | the wrong ones |"

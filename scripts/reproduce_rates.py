@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from reproduce_regimes import Run, row_of
 
+from mugrpo_jax.report.staleness_position import accuracy_collapse
+
 TRIGGERED = "abandoned/negative_responses"
 LAST = 3  # evaluations whose mean is the end of a run; one of them has a standard error of 0.015
-COLLAPSED = 0.5  # a run that ends below this share of its start
 
 
 def tables(runs: Sequence[Run]) -> Iterable[str]:
@@ -17,13 +18,33 @@ def tables(runs: Sequence[Run]) -> Iterable[str]:
 
 def _curve_table(runs: Sequence[Run]) -> Iterable[str]:
     places = sorted({point["updates"] for run in runs for point in run["evaluations"]})
-    shown = " | ".join(map(str, places))
-    yield f"| arm | η | seed | {shown} | wrong responses with a trigger, last {_bin(runs)} updates |"
-    yield f"|{'---|' * (4 + len(places))}"
-    for run in runs:
+    shown, known = " | ".join(map(str, places)), rollouts(runs)
+    triggers = f"wrong responses with a trigger, last {_bin(runs)} updates"
+    yield f"| arm | η | seed | rollouts | {shown} | {triggers} |"
+    yield f"|{'---|' * (5 + len(places))}"
+    for run, name in zip(runs, known, strict=True):
         found = {point["updates"]: f"{point['accuracy']:.3f}" for point in run["evaluations"]}
         curve = [found.get(place, "–") for place in places]
-        yield row_of(run["arm"], f"{run['rate']:g}", run["seed"], *curve, f"{100 * _triggered(run):.0f} %")
+        facts = run["arm"], f"{run['rate']:g}", run["seed"], name
+        yield row_of(*facts, *curve, f"{100 * _triggered(run):.0f} %")
+
+
+def rollouts(runs: Sequence[Run]) -> list[str]:
+    """A letter for each run: runs of a seed with the same letter trained on the same rollouts.
+
+    These have the same rewards. A run of several stages has its own rollouts, without a letter.
+    """
+    known: dict[int, list[float]] = {}
+    names = []
+    for run in runs:
+        if run["batch"]["updates_per_stage"] < run["updates"] or not run["bins"]:
+            names.append("–")
+            continue
+        found = known.setdefault(run["seed"], [])
+        if (first := run["bins"][0]["reward"]) not in found:
+            found.append(first)
+        names.append("ABCDEFGHIJ"[found.index(first)])
+    return names
 
 
 def _bin(runs: Sequence[Run]) -> int:
@@ -57,6 +78,6 @@ def end(run: Run) -> float:
 
 
 def collapsed(run: Run) -> bool:
-    """Whether the last evaluation is below half of the first."""
-    points = run["evaluations"]
-    return points[-1]["accuracy"] < COLLAPSED * points[0]["accuracy"]
+    """Whether the accuracy fell below half of the best before it, and stayed there until the end."""
+    at, accuracy = ([point[name] for point in run["evaluations"]] for name in ("updates", "accuracy"))
+    return accuracy_collapse(at, accuracy) is not None

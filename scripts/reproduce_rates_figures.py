@@ -95,7 +95,7 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
     for axis, label in zip(axes, panels, strict=True):
         axis.set_ylabel(label)
         axis.set_xlabel("updates on one generation")
-    figure.suptitle(f"The veto removes ... (learning rate {rate:g})", fontsize=10)
+    figure.suptitle(f"Scopes of the veto, learning rate {rate:g}", fontsize=10)
     _finish(figure, path)
 
 

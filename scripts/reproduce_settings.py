@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from reproduce_rates import LAST, TRIGGERED, end
+from reproduce_rates import LAST, TRIGGERED, collapsed, end
 from reproduce_regimes import Run, row_of
 
 SETTINGS = {  # the folder's name: who sampled
@@ -36,10 +36,10 @@ def tables(runs: Sequence[Run]) -> Iterable[str]:
     first = runs[0]["bins"][0]["updates"]
     yield (
         f"| arm | responses sampled | seeds | start | mean of the last {LAST} evaluations | by seed "
-        f"| lowest | ESS, first {first} updates | triggers, most | reward, first {first} updates "
+        f"| lowest | collapsed | ESS, first {first} updates | triggers, most | reward, first {first} updates "
         f"| entropy, last {first} updates |"
     )
-    yield f"|{'---|' * 11}"
+    yield f"|{'---|' * 12}"
     for place, arm in dict.fromkeys((setting(run), run["arm"]) for run in runs):
         same = [run for run in runs if (setting(run), run["arm"]) == (place, arm)]
         ends = [end(run) for run in same]
@@ -52,5 +52,6 @@ def tables(runs: Sequence[Run]) -> Iterable[str]:
         yield row_of(
             *(arm, SETTINGS[place], len(same), f"{start:.3f}", f"{np.mean(ends):.3f}"),
             *(", ".join(f"{value:.3f}" for value in ends), f"{lowest:.3f}"),
+            f"{sum(map(collapsed, same))} of {len(same)}",
             *(f"{effective:.3f}", f"{100 * most:.0f} %", f"{reward:.2f}", f"{entropy:.3f}"),
         )

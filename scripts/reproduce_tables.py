@@ -61,8 +61,13 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
     if grid:
         yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
-        forms = held_out.order_table, held_out.held_out_table, held_out.time_table, held_out.advice_table
-        for table in forms:
+        for table in (
+            held_out.order_table,
+            held_out.exponents,
+            held_out.held_out_table,
+            held_out.time_table,
+            held_out.advice_table,
+        ):
             yield from [*table(grid), ""]
         yield from held_out.unseen_table([*runs, *_elsewhere(runs)], grid)
 
@@ -138,7 +143,7 @@ def _over_seeds(distances: Iterable[Sequence[float]]) -> str:
 
 def _worst_table(runs: Sequence[Run]) -> Iterable[str]:
     """The worst point of each run; a run that recovers does not show it at its end."""
-    shares = "most wrong responses with an abandoned token | up to | mean ESS"
+    shares = "most wrong responses with a trigger | up to | mean ESS"
     yield f"| arm | seed | lowest accuracy | after | {shares} |"
     yield f"|{'---|' * 7}"
     for run in runs:
@@ -167,10 +172,11 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     yield f"|{'---|' * 11}"
     for run in alone:
         spent, other = _milliseconds(run), _milliseconds(fresh)
+        several = run["updates"] > run["batch"]["updates_per_stage"]  # else compiling is in it
         quickest = _quickest(run)
         shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
         times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
-        by_clock = f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"
+        by_clock = [f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"] if several else ["–", "–"]
         mu = run["batch"]["updates_per_stage"]
         yield row_of(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
 
