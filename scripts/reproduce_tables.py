@@ -259,15 +259,17 @@ def _law_table(rows: Sequence[Run]) -> Iterable[str]:
     accuracy_and_after = (
         "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | largest cosine"
     )
-    yield f"| objective | µ | η | S·η | {accuracy_and_after} |"
-    yield f"|{'---|' * 14}"
+    several = len({row["seed"] for row in rows}) > 1
+    yield f"| objective | µ | η | {'seed | ' * several}S·η | {accuracy_and_after} |"
+    yield f"|{'---|' * (14 + several)}"
     for row in rows:
         collapse, rate = row["collapse"], row["learning_rate"]
         accuracy = [_number(row[f"accuracy_{when}"], ".3f") for when in ("start", "end", "best")]
         mean = _number(np.mean(row["evaluations"]["accuracy"][1:]), ".3f")
         gone = None if collapse is None else collapse * rate
         yield row_of(
-            *(row["objective"], row["mu"], f"{rate:g}", f"{row['lag_times_rate']:.1e}", *accuracy, mean),
+            *(row["objective"], row["mu"], f"{rate:g}", *[row["seed"]] * several),
+            *(f"{row['lag_times_rate']:.1e}", *accuracy, mean),
             *(
                 "–" if collapse is None else collapse,
                 _number(gone, ".1e"),
