@@ -79,6 +79,7 @@ def _solutions(run: RunContext, start: int) -> Iterator[Update]:
         run.setup.buckets().tokens,
         run.setup.buckets().parts,
         unit=batch.length_multiple,
+        most_rows=settings.rows_per_update,
     )
     return training.solution_updates(
         rows, buckets, rows_per_update=settings.rows_per_update, seed=run.config.seed, start=start

@@ -5,8 +5,9 @@ by the denominator of the whole update, so the gradients of the micro-batches ad
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,7 +35,8 @@ class Buckets:
     Rows are packed without padding, so the cost of a micro-batch depends on its number of tokens. Only the
     cost of attention depends on the padded rows (on TPUs without `share`, only on their length). A shape has
     2 · tokens / length rows, because a row is filled by half on average, and twice as many rows if rows share
-    prompts. Rows that stay empty cost memory and time, so `fitted` chooses the number of rows for a stage.
+    prompts, but never more than an update has. Rows that stay empty cost memory and time, so `fitted` chooses
+    the number of rows for a stage.
 
     Attributes:
       lengths: row lengths in tokens, ascending. The last length fits the longest prompt with its response.
@@ -43,6 +45,7 @@ class Buckets:
       share: if True, adjacent rows with the same prompt store the prompt once (the last token once per row).
       fit_rows: if True, each stage calls `fitted`. Then the shapes are not known before the responses.
       room: rows × length / tokens for each of the lengths; None for the values above.
+      most_rows: number of rows in an update; None if it is not known.
     """
 
     lengths: tuple[int, ...]
@@ -51,6 +54,7 @@ class Buckets:
     share: bool = False
     fit_rows: bool = False
     room: tuple[float, ...] | None = None
+    most_rows: int | None = None
 
     def fit(self, length: int) -> int:
         """Return the smallest row length that holds `length` tokens."""
@@ -61,13 +65,17 @@ class Buckets:
         return self.parts * max(self.tokens // self.parts // length, 1)
 
     def sizes(self, length: int) -> tuple[Shape, ...]:
-        """Return the shapes of this row length with all, 1/2 and 1/4 of the tokens, if a full row fits."""
+        """Return the shapes of this row length with all, 1/2 and 1/4 of the tokens, if a full row fits.
+
+        >>> Buckets((64,), 1024).sizes(64)[0], Buckets((64,), 1024, most_rows=20).sizes(64)[0]
+        (Shape(rows=32, length=64, tokens=1024), Shape(rows=20, length=64, tokens=1024))
+        """
         share = max(self.tokens // self.parts, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = self.room[self.lengths.index(length)] if self.room else self._usual_room
-        return tuple(
-            Shape(self.parts * int(room * tokens / length), length, self.parts * tokens) for tokens in shares
-        )
+        rows = [min(int(room * tokens / length), self.most_rows or math.inf) for tokens in shares]
+        pairs = zip(rows, shares, strict=True)
+        return tuple(Shape(self.parts * int(some), length, self.parts * tokens) for some, tokens in pairs)
 
     @property
     def _usual_room(self) -> int:
@@ -109,10 +117,8 @@ class Buckets:
         return [shape for length in self.lengths for shape in self.sizes(length)]
 
 
-def plan_buckets(
-    longest: int, tokens: int, parts: int = 1, *, unit: int = 64, share: bool = False, fit_rows: bool = False
-) -> Buckets:
-    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
+def plan_buckets(longest: int, tokens: int, parts: int = 1, *, unit: int = 64, **more: Any) -> Buckets:
+    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row; `more` as in `Buckets`.
 
     >>> plan_buckets(700, 4096).lengths
     (64, 128, 256, 512, 704)
@@ -121,7 +127,7 @@ def plan_buckets(
     lengths = [unit]
     while lengths[-1] < last:
         lengths.append(min(2 * lengths[-1], last))
-    return Buckets(tuple(lengths), tokens, parts, share, fit_rows)
+    return Buckets(tuple(lengths), tokens, parts, **more)
 
 
 class Row(NamedTuple):

@@ -54,6 +54,7 @@ def update_buckets(config: RunConfig, mesh: Mesh) -> Buckets:
         share=batch.share_prompts,
         # On other platforms, the updates are compiled while the responses are sampled.
         fit_rows=local_device(mesh).platform == "gpu",
+        most_rows=batch.prompts_per_update * batch.responses_per_prompt,
     )
 
 

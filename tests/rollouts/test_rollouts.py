@@ -245,6 +245,21 @@ def test_the_number_of_rows_follows_the_lengths_of_a_stage(tmp_path, share):
     assert first["tokens"].tobytes() == same_first["tokens"].tobytes()
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_no_shape_has_more_rows_than_an_update(stage, share):
+    def updates(most_rows):
+        plan = rollouts.plan_buckets(70, 1024, unit=16, share=share, most_rows=most_rows)
+        return plan, list(stream(stage, buckets=plan, prompts_per_update=5, epochs=1))
+
+    (usual, before), (plan, after) = updates(None), updates(20)
+    assert max(shape.rows for shape in plan.shapes) == 20 < max(shape.rows for shape in usual.shapes)
+    for one, other in zip(before, after, strict=True):
+        assert rows(one) == rows(other) and one.denominator == other.denominator
+        assert [b["tokens"].tobytes() for b in one.micro_batches] == [
+            b["tokens"].tobytes() for b in other.micro_batches
+        ]
+
+
 @pytest.mark.parametrize(("share", "most"), [(False, 2), (True, 4)])
 def test_no_stage_needs_more_rows_than_were_planned(share, most):
     """Prompts of 1 token and responses of 1 to 3: many more rows than usual would fit into the tokens."""

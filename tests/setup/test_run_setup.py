@@ -36,6 +36,13 @@ def test_a_prompt_and_a_solution_become_tokens_with_their_ends(setup):
     np.testing.assert_array_equal(setup.solution_tokens(problem).tokens, [*tokens.encode("3"), end])
 
 
+def test_the_shapes_of_an_update_have_at_most_its_rows(setup):
+    batch = setup.config.batch
+    rows = batch.prompts_per_update * batch.responses_per_prompt
+    assert setup.buckets().most_rows == rows
+    assert max(shape.rows for shape in setup.buckets().shapes) <= 8 * rows  # of eight devices
+
+
 @pytest.mark.parametrize(
     ("method", "problem", "message"),
     [
