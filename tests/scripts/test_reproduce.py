@@ -21,6 +21,7 @@ reproduce = importlib.import_module("reproduce")
 reproduce_collect = importlib.import_module("reproduce_collect")
 reproduce_queue = importlib.import_module("reproduce_queue")
 reproduce_held_out = importlib.import_module("reproduce_held_out")
+reproduce_rates = importlib.import_module("reproduce_rates")
 reproduce_regimes = importlib.import_module("reproduce_regimes")
 reproduce_tables = importlib.import_module("reproduce_tables")
 write_run = importlib.import_module("synthetic").write_run
@@ -249,8 +250,71 @@ def test_settings_are_compared_in_one_table(tmp_path, capsys):
     assert head.startswith("| arm | responses sampled | seeds | start | mean of the last 3 evaluations |")
     end = sum(accuracy[-3:]) / 3
     wanted = f"| p3o | half by a weaker model | 2 | {accuracy[0]:.3f} | {end:.3f} | {end:.3f}, {end:.3f} |"
+    assert head.split(" | ")[7] == "collapsed" and mixed.split(" | ")[7] == "0 of 2"
     assert mixed.startswith(wanted) and cold.startswith("| m2po | at temperature 0.6 | 1 |")
     assert (tmp_path / "out" / "settings.png").stat().st_size > 10_000
+
+
+def rated(arm, seed, accuracy, reward, mu=96):
+    points = [{"updates": 32 * i, "accuracy": value} for i, value in enumerate(accuracy)]
+    bins = [{"updates": 32, "reward": reward}]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "rate": 2e-5,
+        "updates": 96,
+        "evaluations": points,
+        "bins": bins,
+        "batch": {"updates_per_stage": mu},
+    }
+
+
+def test_the_table_of_rates_says_who_shares_rollouts_and_who_collapsed():
+    runs = [
+        rated("mu_grpo", 0, [0.2, 0.1, 0.3, 0.2], 0.5),
+        rated("mu_grpo", 1, [0.2, 0.6, 0.4, 0.25], 0.4),  # above its start, but below half of its best
+        rated("relaxed-no-veto", 0, [0.2, 0.3, 0.05, 0.1], 0.5),
+        rated("relaxed-no-veto", 1, [0.2, 0.3, 0.05, 0.3], 0.3),
+        rated("grpo-mu4", 1, [0.2, 0.2, 0.2, 0.2], 0.4, mu=4),
+    ]
+    assert reproduce_rates.rollouts(runs) == ["A", "A", "A", "B", "–"]
+    shown = list(reproduce_rates.tables(runs))
+    assert shown[2] == "| mu_grpo | 2e-05 | 0 | A | 0.200 | 0.100 | 0.300 | 0.200 | 0 % |"
+    ends = {line.split(" | ")[0]: line.split(" | ")[7] for line in shown if " of " in line}
+    assert ends["| mu_grpo"] == ends["| relaxed-no-veto"] == "1 of 2" and ends["| grpo-mu4"] == "0 of 1"
+
+
+def test_a_run_of_one_stage_has_no_quickest_stage():
+    """Its stage includes compiling."""
+    bins = [{"updates": 32, "clock": 2.0}, {"updates": 64, "clock": 3.0}]
+    run = {"seed": 0, "alone": True, "updates": 64, "seconds": {"sample": 1.0, "update": 1.0}, "bins": bins}
+    runs = [
+        run | {"arm": arm, "batch": {"updates_per_stage": mu}} for arm, mu in (("grpo-mu4", 32), ("p3o", 64))
+    ]
+    _, _, fresh, whole = reproduce_tables._time_table(runs)
+    assert fresh.endswith("| 31.2 ms | 1.00× | 31.2 ms | 1.00× |")
+    assert whole.endswith("| 31.2 ms | 1.00× | – | – |")
+
+
+def test_the_exponents_of_the_age_that_order_runs_are_found():
+    """Runs collapse from √S·η = 1 on; S is 1, 16 and 256."""
+    rows = [
+        {
+            "objective": "grpo",
+            "mu": age,
+            "learning_rate": rate,
+            "collapse": 9 if age**0.5 * rate >= 1 else None,
+        }
+        for age in (1, 16, 256)
+        for rate in (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+    ]
+    (line,) = reproduce_held_out.exponents(rows)
+    # From η = 1/32 and S = 256, which holds, to η = 1 and S = 1, which does not: 256^p < 32, so p < 0.625.
+    assert (
+        line == "grpo: the best limit on S^p·η has 0 of 21 runs on the wrong side, with p from 0.38 to 0.62."
+    )
+    held = [row | {"collapse": None} for row in rows]
+    assert list(reproduce_held_out.exponents(held)) == []
 
 
 def test_runs_are_collected_and_drawn(tmp_path, capsys):
