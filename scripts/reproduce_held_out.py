@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from reproduce_regimes import Run, measured_row, row_of
+from reproduce_regimes import Run, collapse_of, measured_row, row_of
 
 from mugrpo_jax import objectives
-from mugrpo_jax.report import staleness_position as law
 
 
 class Walk(NamedTuple):
@@ -131,7 +130,7 @@ def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
         straight, noisy = ((form, tolerated(form, same)) for form in (walk._replace(signal=1.0), walk))
         row = {"learning_rate": rate, "updates": run["updates"]}
         at, accuracy = ([line[name] for line in run["evaluations"]] for name in ("updates", "accuracy"))
-        fell = law.accuracy_collapse(at, accuracy) is not None
+        fell = collapse_of(at, accuracy) is not None
         bad = [*(form.of_run(row) >= limit for form, limit in (straight, noisy)), fell]
         right += [told == fell for told in bad[:2]]
         cells = mu, f"{rate:g}", run["updates"], f"{walk.of_run(row):.2f}", f"{noisy[1]:.2f}"

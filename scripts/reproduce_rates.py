@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from reproduce_regimes import Run, row_of
-
-from mugrpo_jax.report.staleness_position import accuracy_collapse
+from reproduce_regimes import Run, collapse_of, row_of
 
 TRIGGERED = "abandoned/negative_responses"
 LAST = 3  # evaluations whose mean is the end of a run; one of them has a standard error of 0.015
@@ -80,4 +78,4 @@ def end(run: Run) -> float:
 def collapsed(run: Run) -> bool:
     """Whether the accuracy fell below half of the best before it, and stayed there until the end."""
     at, accuracy = ([point[name] for point in run["evaluations"]] for name in ("updates", "accuracy"))
-    return accuracy_collapse(at, accuracy) is not None
+    return collapse_of(at, accuracy) is not None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mugrpo_jax import objectives
+from mugrpo_jax.report import staleness_position as law
 
 Run = dict[str, Any]
 BIN = 32  # updates that `reproduce_collect` averages into one line of a run
@@ -176,6 +177,11 @@ def _exponent(updates: np.ndarray, drift: np.ndarray) -> float:
     whole = np.full(round(updates[-1]), np.nan)
     whole[np.round(updates).astype(int) - 1] = drift
     return objectives.drift_exponent(whole.tolist())
+
+
+def collapse_of(updates: Sequence[int], accuracy: Sequence[float], level: float = 0.5) -> int | None:
+    """`accuracy_collapse` of accuracies that were rounded: what is at the limit is not below it."""
+    return law.accuracy_collapse(updates, accuracy, level * (1 - 1e-4))
 
 
 def row_of(*cells: Any) -> str:

@@ -248,7 +248,7 @@ def _load_law(path: Path, level: float) -> list[Run]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         seen = row["evaluations"]
-        collapse = law.accuracy_collapse(seen["updates"], seen["accuracy"], level)
+        collapse = regimes.collapse_of(seen["updates"], seen["accuracy"], level)
         if collapse != row["collapse"]:  # the level differs from that of the file
             way = None if collapse is None else float(np.interp(collapse, seen["updates"], seen["way"]))
             row |= {"collapse": collapse, "critical_drift": way}
