@@ -5,9 +5,9 @@ by the denominator of the whole update, so the gradients of the micro-batches ad
 """
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -73,9 +73,11 @@ class Buckets:
         share = max(self.tokens // self.parts, length)
         shares = [share // part for part in (1, 2, 4) if share // part >= length]
         room = self.room[self.lengths.index(length)] if self.room else self._usual_room
-        rows = [min(int(room * tokens / length), self.most_rows or math.inf) for tokens in shares]
-        pairs = zip(rows, shares, strict=True)
-        return tuple(Shape(self.parts * int(some), length, self.parts * tokens) for some, tokens in pairs)
+        most = self.most_rows or sys.maxsize
+        return tuple(
+            Shape(self.parts * min(int(room * tokens / length), most), length, self.parts * tokens)
+            for tokens in shares
+        )
 
     @property
     def _usual_room(self) -> int:
@@ -117,8 +119,17 @@ class Buckets:
         return [shape for length in self.lengths for shape in self.sizes(length)]
 
 
-def plan_buckets(longest: int, tokens: int, parts: int = 1, *, unit: int = 64, **more: Any) -> Buckets:
-    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row; `more` as in `Buckets`.
+def plan_buckets(
+    longest: int,
+    tokens: int,
+    parts: int = 1,
+    *,
+    unit: int = 64,
+    share: bool = False,
+    fit_rows: bool = False,
+    most_rows: int | None = None,
+) -> Buckets:
+    """Return buckets with row lengths of `unit` × 1, 2, 4, ... up to the longest row.
 
     >>> plan_buckets(700, 4096).lengths
     (64, 128, 256, 512, 704)
@@ -127,7 +138,7 @@ def plan_buckets(longest: int, tokens: int, parts: int = 1, *, unit: int = 64, *
     lengths = [unit]
     while lengths[-1] < last:
         lengths.append(min(2 * lengths[-1], last))
-    return Buckets(tuple(lengths), tokens, parts, **more)
+    return Buckets(tuple(lengths), tokens, parts, share, fit_rows, most_rows=most_rows)
 
 
 class Row(NamedTuple):
