@@ -46,7 +46,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         figures.draw_settings(runs, results / "settings.png")
     elif runs and all(run["rate"] for run in runs):
         figures.draw(runs, results)
-    elif runs:
+    elif _colors(runs):
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if grid:

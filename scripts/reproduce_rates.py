@@ -1,5 +1,6 @@
 """The tables of arms that replayed the same rollouts at several learning rates."""
 
+import string
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -41,7 +42,7 @@ def rollouts(runs: Sequence[Run]) -> list[str]:
         found = known.setdefault(run["seed"], [])
         if (first := run["bins"][0]["reward"]) not in found:
             found.append(first)
-        names.append("ABCDEFGHIJ"[found.index(first)])
+        names.append(string.ascii_uppercase[found.index(first)])
     return names
 
 

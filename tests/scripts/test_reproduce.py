@@ -284,6 +284,13 @@ def test_the_table_of_rates_says_who_shares_rollouts_and_who_collapsed():
     assert ends["| mu_grpo"] == ends["| relaxed-no-veto"] == "1 of 2" and ends["| grpo-mu4"] == "0 of 1"
 
 
+def test_an_accuracy_at_exactly_half_of_the_best_is_no_collapse():
+    half = float(f"{35 / 512:.5g}"), float(f"{70 / 512:.5g}")  # as `collect` rounds them
+    assert half[0] < 0.5 * half[1]
+    assert reproduce_regimes.collapse_of([0, 32], [half[1], half[0]]) is None
+    assert reproduce_regimes.collapse_of([0, 32], [half[1], 34 / 512]) is not None
+
+
 def test_a_run_of_one_stage_has_no_quickest_stage():
     """Its stage includes compiling."""
     bins = [{"updates": 32, "clock": 2.0}, {"updates": 64, "clock": 3.0}]
