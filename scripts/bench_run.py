@@ -17,7 +17,8 @@ from disk and forms updates of 256 (or 64) responses in length buckets; the upda
 its diagnostics, float32 accumulation, AdamW and the drift metrics. Both rates count real tokens: each
 response with its prompt, without padding.
 `bare` computes logits for all tokens, `whole` only for response tokens, which the loss needs.
-`parts` times the same updates without the optimizer and without the disk.
+`parts` times the same updates in memory: as a run dispatches them, one at a time (the host waits for each),
+their forward and backward passes alone, and the optimizer alone.
 """
 
 import argparse
@@ -142,7 +143,7 @@ def main() -> None:
 
 
 def sweep(case: Case) -> list[Case]:
-    """The case with other settings of remat, layers and micro-batches; the first are its own."""
+    """The case with other settings of remat, layers and micro-batches; its own come first."""
 
     def other(remat: str, scan: bool, **changes: Any) -> Case:
         return dataclasses.replace(
@@ -150,6 +151,8 @@ def sweep(case: Case) -> list[Case]:
         )
 
     tokens = case.micro_tokens
+    if case.prompts < 32:  # small updates fill one micro-batch
+        return [case, other("none", True), other("none", False)]
     return [
         case,
         *(dataclasses.replace(case, micro_tokens=count) for count in (tokens // 2, 2 * tokens)),
@@ -255,11 +258,6 @@ def measure_whole(case: Case, stage: RolloutFolder, share: bool, *, profile: boo
     jax.block_until_ready(state.params)
     whole = time.perf_counter() - started
 
-    started = time.perf_counter()
-    for update in kept[WARM_UP:]:
-        gradient, _ = step.gradient(state, update)
-    jax.block_until_ready(gradient)
-    memory = time.perf_counter() - started
     say(
         what="whole",
         share_prompts=share,
@@ -277,7 +275,7 @@ def measure_whole(case: Case, stage: RolloutFolder, share: bool, *, profile: boo
         seconds=round(whole, 3),
         tokens_per_second=round(tokens / whole),
     )
-    say(what="parts", without_optimizer_and_disk_s=round(memory, 3), tokens_per_second=round(tokens / memory))
+    state = measure_parts(step, state, kept[WARM_UP:], tokens)
     if profile:
         few = kept[WARM_UP : WARM_UP + 2]
 
@@ -287,6 +285,39 @@ def measure_whole(case: Case, stage: RolloutFolder, share: bool, *, profile: boo
         for row in profiling.summary(run):
             say(what="kernels of two updates", **row)
     return tokens / whole
+
+
+def measure_parts(
+    step: training.UpdateStep, state: training.TrainState, updates: list[Update], tokens: int
+) -> training.TrainState:
+    """Print the seconds of the updates in memory and of their parts; return the new state."""
+    seconds = {}
+    started = time.perf_counter()
+    for update in updates:
+        state, metrics = step(state, update)
+    jax.block_until_ready(state.params)
+    seconds["updates"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    for update in updates:
+        state, metrics = step(state, update)
+        jax.block_until_ready(state.params)
+    seconds["one_at_a_time"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    for update in updates:
+        gradient, metrics = step.gradient(state, update)
+    jax.block_until_ready(gradient)
+    seconds["passes"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    for _ in updates:
+        state, metrics = step.apply(state, gradient)
+    jax.block_until_ready(state.params)
+    seconds["optimizer"] = time.perf_counter() - started
+    rounded = {f"{name}_s": round(value, 3) for name, value in seconds.items()}
+    say(what="parts", **rounded, tokens_per_second_of_passes=round(tokens / seconds["passes"]))
+    return state
 
 
 def real_tokens(case: Case, update: Update) -> int:
