@@ -4,16 +4,17 @@ import os
 import subprocess
 import sys
 
-_OLD = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# Flags that libtpu knows too; it ends the process at an unknown one.
+COMMON = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # The emitters that XLA uses for fusions on CPUs take more than half of the compilation time.
-_NEW = f"{_OLD} --xla_cpu_use_fusion_emitters=false"
+_NEW = f"{COMMON} --xla_cpu_use_fusion_emitters=false"
 _VARIABLE = "QUICK_PROGRAMS"  # processes that this one starts need not try the flags again
 
 
 def flags() -> str:
-    """Return the flags that this version of XLA knows: it ends a process that gives it an unknown flag."""
+    """Return the flags that the XLA of jaxlib knows: it ends a process that gives it an unknown flag."""
     if _VARIABLE not in os.environ:
-        os.environ[_VARIABLE] = _NEW if _known(_NEW) else _OLD
+        os.environ[_VARIABLE] = _NEW if _known(_NEW) else COMMON
     return os.environ[_VARIABLE]
 
 
