@@ -10,8 +10,9 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # parallel test proces
 # The processes of a test run share what they compile. JAX would keep only programs that took a second.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Programs in tests are small and run a few times: optimising them takes longer than running them.
-given = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{given} {quick_programs.flags()}"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {quick_programs.flags()}"
+)
 
 import jax  # after its settings
 import pytest
@@ -19,7 +20,8 @@ from fake_gcs import FakeGcs
 from jaxlib import xla_client
 
 xla_client.CompileOptions()  # XLA reads its flags here, once
-os.environ["XLA_FLAGS"] = f"{given} {quick_programs.COMMON}"  # libtpu reads them when it compiles
+# libtpu reads them later, when it compiles, and ends the process at a flag that it does not know.
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(quick_programs.flags(), quick_programs.COMMON)
 
 # Files whose fixtures cost more than their tests: each runs in one process, where they are made once.
 TOGETHER = tuple(
