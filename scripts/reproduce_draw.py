@@ -167,7 +167,7 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 
 
 LIMITS = ("S·η", "predicted drift since the start")  # that the figure compares, of RULES
-LIMITS_WITH_LAG = ("S·η", "√S·η")
+LIMITS_WITH_LAG = ("S·η", "√S·η", "η alone")
 OBJECTIVES = {
     "grpo": "GRPO: narrow clip [0.8, 1.2]",
     "mu_grpo": figures.METHODS["mu_grpo"],
@@ -176,12 +176,16 @@ OBJECTIVES = {
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Draw the accuracy at the end over S·η and over another limit; hollow marks collapsed."""
-    colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(row["objective"] for row in rows))}
+    """Draw the accuracy at the end over S·η and over other limits; hollow marks collapsed."""
+    names = dict.fromkeys(row["objective"] for row in rows)
+    colors = {name: figures.COLORS[{"grpo": "grpo-stale"}.get(name, name)] for name in names}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
-    figure, panels = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
     lagged = _has_lag(rows)
-    for axis, limit in zip(panels, LIMITS_WITH_LAG if lagged else LIMITS, strict=True):
+    limits = LIMITS_WITH_LAG if lagged else LIMITS
+    figure, panels = plt.subplots(
+        1, len(limits), figsize=(1 + 5 * len(limits), 4), sharey=True, layout="constrained"
+    )
+    for axis, limit in zip(panels, limits, strict=True):
         wrong = compared = 0
         for name in colors:
             group = [row for row in rows if row["objective"] == name]
@@ -212,12 +216,15 @@ def _has_lag(rows: Sequence[Run]) -> bool:
 
 
 def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:
-    """Runs that differ only in learning rate and seed, each with its place on the x axis."""
+    """Runs that differ only in learning rate and seed, each with its place; the line joins means of seeds."""
     runs = sorted(runs, key=lambda run: run[1])
     rows, x = [row for row, _ in runs], [place for _, place in runs]
     y = [row["accuracy_end"] for row in rows]
     error = [row["evaluations"]["standard_error"][-1] for row in rows]
-    axis.errorbar(x, y, error, linewidth=0.6, elinewidth=1, markersize=7, clip_on=False, **style)
+    axis.errorbar(x, y, error, linewidth=0, elinewidth=1, markersize=7, clip_on=False, **style)
+    places = sorted(set(x))
+    means = [np.mean([accuracy for place, accuracy in zip(x, y) if place == mean]) for mean in places]
+    axis.plot(places, means, linewidth=0.6, color=style["color"])
     hollow = style | {"markersize": 7, "markerfacecolor": "white", "zorder": 3}
     for row, place, accuracy in zip(rows, x, y):
         if row["collapse"] is not None:
