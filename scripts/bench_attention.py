@@ -13,10 +13,12 @@ packs its result again (`models.Packing`). The kinds are:
     exact    packed rows, copied to as many padded rows as there are responses
     usual    packed rows, copied to 2 · tokens / length padded rows, of which some are empty
     offsets  cuDNN on packed rows, which gets their starts and lengths; nothing is copied
+    tokamax  like `exact`, with each kernel of tokamax that runs here, if tokamax is installed
 """
 
 import argparse
 import functools
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -57,11 +59,35 @@ def measure(name: str, lengths: bench_run.Lengths, tokens: int) -> None:
         packing = models.plan_packing([*rows, *[0] * (count - len(rows))], (count, longest), tokens=tokens)
         attend: Attend = functools.partial(copied, jax.tree.map(jnp.asarray, packing))
         say(kind, count, longest, seconds(attend, (1, tokens)))
+    measure_tokamax(say, rows, longest, tokens)
     if jax.default_backend() != "gpu":
         return
     for parts in (1, 4, 8):
         attend, inside = with_offsets(rows, parts, tokens // parts)
         report(name, inside, "offsets", parts, tokens // parts, seconds(attend, (parts, tokens // parts)))
+
+
+def measure_tokamax(say: Callable[..., None], rows: list[int], longest: int, tokens: int) -> None:
+    """Time its kernels on padded rows; its public interface has no segment ids or offsets."""
+    if importlib.util.find_spec("tokamax") is None:
+        return
+    import tokamax
+
+    packing = jax.tree.map(jnp.asarray, models.plan_packing(rows, (len(rows), longest), tokens=tokens))
+
+    def attend(kernel: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        sizes = {"query_seq_lengths": packing.lengths, "key_value_seq_lengths": packing.lengths}
+        spread = packing.unpack(q), packing.unpack_keys(k), packing.unpack_keys(v)
+        found = tokamax.dot_product_attention(*spread, is_causal=True, **sizes, implementation=kernel)
+        return packing.pack(found)
+
+    for kernel in ("mosaic", "triton", "xla_chunked"):
+        try:
+            spent = seconds(functools.partial(attend, kernel), (1, tokens))
+        except Exception as error:  # which kernels run depends on the device and the shapes
+            print(json.dumps({"kind": "tokamax", "kernel": kernel, "error": str(error)[:200]}), flush=True)
+            continue
+        say(f"tokamax {kernel}", len(rows), longest, spent)
 
 
 def draw(lengths: bench_run.Lengths, tokens: int) -> list[int]:

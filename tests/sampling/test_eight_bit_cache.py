@@ -44,39 +44,41 @@ def rounded_pass(params, tokens, config):
 
 
 def compared(responses, model):
-    """Return the log-probs of the model's tokens: as stored, of the rounded pass, of the training pass."""
+    """Yield the log-probs of each response's tokens: as stored, of the rounded pass, of the training pass."""
     rows = np.zeros((len(responses), 96), np.int32)
     for row, r in zip(rows, responses):
         row[: len(r.prompt_tokens) + len(r.tokens)] = np.concatenate([r.prompt_tokens, r.tokens])
     own = np.asarray(rounded_pass(model[1], rows, model[0].config))
     whole = np.asarray(jax.jit(token_logprobs, static_argnames="model")(*model, rows)[0])
-    stored, places = [], []
     for row, r in enumerate(responses):
         wrote = np.flatnonzero(np.ones(len(r.tokens), bool) if r.mask is None else r.mask)
-        stored.append(r.logprobs[wrote])
-        places += [(row, len(r.prompt_tokens) + place) for place in wrote]
-    at = tuple(np.array(places).T)
-    return np.concatenate(stored), own[at], whole[at]
+        at = row, len(r.prompt_tokens) + wrote
+        yield r.logprobs[wrote], own[at], whole[at]
 
 
-def check_own(stored, own, whole):
-    """A number between two steps is now and then rounded to the other one, because sums differ in order."""
-    gaps = np.abs(stored - own)
-    assert np.quantile(gaps, 0.99) < 1e-5 and gaps.max() < 2e-3
-    assert 2e-3 < np.abs(stored - whole).mean() < 0.03  # the gap to the policy that is trained
+def check_own(responses):
+    """Sums differ in order, so a number between two steps is now and then rounded to the other one.
+
+    This moves all later tokens of its response a little. Most responses have no such number.
+    """
+    responses = list(responses)
+    worst = np.array([np.abs(stored - own).max() for stored, own, _ in responses])
+    assert np.mean(worst < 1e-5) >= 0.75 and worst.max() < 2e-3
+    gaps = np.concatenate([np.abs(stored - whole) for stored, _, whole in responses])
+    assert 2e-3 < gaps.mean() < 0.03  # the gap to the policy that is trained
 
 
 def test_stored_logprobs_are_a_pass_with_rounded_keys_and_values(eight, model):
     prompts = [5, 9, 2, 44], list(range(16)), [7]
     asked = [Request(p, request_seeds(1, i, samples=4), 60, index=i) for i, p in enumerate(prompts)]
-    check_own(*compared(list(eight.run(asked)), model))
+    check_own(compared(list(eight.run(asked)), model))
 
 
 def test_a_message_is_rounded_too(model, plan):
     with Sampler(*model, plan(turns=True, cache_dtype=INT8)) as sampler:
         responses = list(sampler.run(turn_requests(6), Dialogue(three_turns)))
     assert any(r.mask is not None for r in responses)
-    check_own(*compared(responses, model))
+    check_own(compared(responses, model))
 
 
 def test_company_fewer_slots_and_a_mesh_do_not_matter(eight, model, plan, mixed, results):
