@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from reproduce_held_out import RULES, walk_of
+from reproduce_held_out import RULES, lag_of, walk_of
 from reproduce_regimes import Measured, Run, measured_row
 from reproduce_tables import FRESH, less_fresh, read, tables
 
@@ -51,7 +51,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         _draw_staleness(runs, results / "staleness.png")
     if grid:
         _draw_law(grid, results / "law.png")
-        if not _has_lag(grid):  # else stages are short, and the drift begins anew in each
+        if lag_of(grid) == "µ":  # else stages are short, and the drift begins anew in each
             _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")
 
 
@@ -180,8 +180,8 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
     names = dict.fromkeys(row["objective"] for row in rows)
     colors = {name: figures.COLORS[{"grpo": "grpo-stale"}.get(name, name)] for name in names}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
-    lagged = _has_lag(rows)
-    limits = LIMITS_WITH_LAG if lagged else LIMITS
+    lag_name = lag_of(rows)
+    limits = LIMITS if lag_name == "µ" else LIMITS_WITH_LAG
     figure, panels = plt.subplots(
         1, len(limits), figsize=(1 + 5 * len(limits), 4), sharey=True, layout="constrained"
     )
@@ -208,11 +208,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=10)
     panels[0].set_ylabel("held-out accuracy at the end")
-    _finish(figure, _law_legend(colors, markers, "S + 1" if lagged else "µ"), path)
-
-
-def _has_lag(rows: Sequence[Run]) -> bool:
-    return any(row.get("stage_updates", row["mu"]) != row["mu"] for row in rows)
+    _finish(figure, _law_legend(colors, markers, lag_name), path)
 
 
 def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from reproduce_regimes import Run, collapse_of, measured_row, row_of
+from reproduce_regimes import Run, collapse_of, lag_name, measured_row, row_of
 
 from mugrpo_jax import objectives
 
@@ -76,13 +76,18 @@ def exponents(rows: Sequence[Run]) -> Iterable[str]:
         )
 
 
+def lag_of(rows: Iterable[Run]) -> str:
+    """How tables of this grid call `mu`."""
+    return lag_name((row["mu"], row.get("stage_updates") or row["mu"]) for row in rows)
+
+
 def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
     """Fit every limit to all µ but one, and predict which runs with the left-out µ collapse."""
     yield "| objective | limit on | left-out runs told right | wrong | the wrong ones |"
     yield f"|{'---|' * 5}"
     for name, same in _by_objective(rows).items():
         if len({row["mu"] for row in same}) < 2:
-            yield row_of(name, "–", "–", "–", f"only µ = {same[0]['mu']}: none can be left out")
+            yield row_of(name, "–", "–", "–", f"only {lag_of(rows)} = {same[0]['mu']}: none can be left out")
             continue
         for rule, value in RULES.items():
             right, wrong = 0, []
@@ -93,13 +98,14 @@ def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
                     if (value(walk, row) >= limit) == (row["collapse"] is not None):
                         right += 1
                     else:
-                        wrong.append(f"µ = {row['mu']}, η = {row['learning_rate']:g}")
+                        wrong.append(f"{lag_of(rows)} = {row['mu']}, η = {row['learning_rate']:g}")
             yield row_of(name, rule, right, len(wrong), "; ".join(wrong) or "–")
 
 
 def time_table(rows: Sequence[Run]) -> Iterable[str]:
     """When do the left-out runs collapse? By T·η, as in the paper, and by the drift that was measured."""
-    yield "| objective | µ | η | collapsed at | predicted, T·η | predicted, drift since the start |"
+    predicted = "predicted, T·η | predicted, drift since the start"
+    yield f"| objective | {lag_of(rows)} | η | collapsed at | {predicted} |"
     yield f"|{'---|' * 6}"
     for name, same in _by_objective(rows).items():
         if len({row["mu"] for row in same}) < 2:

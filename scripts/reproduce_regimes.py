@@ -119,11 +119,18 @@ def _from_evaluations(updates: Sequence[int], way: Sequence[float], lag: int) ->
 # -- the regime of each run
 
 
+def lag_name(lags: Iterable[tuple[int, int]]) -> str:
+    """How tables call `lag` (in files `mu`): µ, or S + 1 if it differs from µ in a run, by `batch.lag`."""
+    return "S + 1" if any(lag != stage for lag, stage in lags) else "µ"
+
+
 def regime_table(runs: Iterable[Measured]) -> Iterable[str]:
     """Signal and noise by the cosine and by the drift, and three predictions of the drift."""
     by_drift = "drift exponent | random walk | signal by drift | regime by it"
     predicted = "predicted / measured drift: noise alone | with the cosine | from the first quarter"
-    yield f"| run | seed | µ | η | G | cosine | regime by it | {by_drift} | {predicted} |"
+    runs = list(runs)
+    lag = lag_name((run.lag, run.stage_updates) for run in runs)
+    yield f"| run | seed | {lag} | η | G | cosine | regime by it | {by_drift} | {predicted} |"
     yield f"|{'---|' * 14}"
     columns = []
     for run in runs:

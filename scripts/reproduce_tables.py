@@ -260,7 +260,7 @@ def _law_table(rows: Sequence[Run]) -> Iterable[str]:
         "start | end | best | mean | collapse at | t·η | G | R_batch | R_crit | largest cosine"
     )
     several = len({row["seed"] for row in rows}) > 1
-    yield f"| objective | µ | η | {'seed | ' * several}S·η | {accuracy_and_after} |"
+    yield f"| objective | {held_out.lag_of(rows)} | η | {'seed | ' * several}S·η | {accuracy_and_after} |"
     yield f"|{'---|' * (14 + several)}"
     for row in rows:
         collapse, rate = row["collapse"], row["learning_rate"]

@@ -1,5 +1,6 @@
 """Eight CPU devices for every test, and programs compiled in a hurry; set before jax is imported."""
 
+import contextlib
 import os
 
 import quick_programs
@@ -50,6 +51,25 @@ def pytest_xdist_make_scheduler(config, log):
             return file if file.endswith(TOGETHER) else nodeid
 
     return ByFixtures(config, log)
+
+
+@pytest.fixture(scope="session")
+def hurried_tpu_compiler():
+    """`with hurried_tpu_compiler():` programs for TPUs are compiled in a third of the time.
+
+    They are not optimised, and some have larger temporaries.
+    """
+
+    @contextlib.contextmanager
+    def hurried():
+        before = jax.config.jax_optimization_level
+        jax.config.update("jax_optimization_level", "O0")
+        try:
+            yield
+        finally:
+            jax.config.update("jax_optimization_level", before)
+
+    return hurried
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import importlib.util
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 from mugrpo_jax import config as configs
@@ -50,28 +49,21 @@ CONFIG = configs.build(
 )
 
 
-@pytest.fixture(scope="module")
-def hurried():
-    """Programs compiled in a third of the time. They are not optimised, so their temporaries are larger."""
-    before = jax.config.jax_optimization_level
-    jax.config.update("jax_optimization_level", "O0")
-    yield
-    jax.config.update("jax_optimization_level", before)
-
-
 @pytest.fixture(scope="module", params=["v5e:2x2", pytest.param("v5p:2x2x1", marks=pytest.mark.slow)])
-def compiled(request, hurried):
+def compiled(request, hurried_tpu_compiler):
     """Every program of a run on four chips: its memory and its text."""
     topology = find_topology(request.param)
     run = plan_run(CONFIG, NARROW, topology_mesh(CONFIG, topology), device_memory=topology.chip.memory)
     wanted = [program for program in programs_of(run) if program.kind in ("update", "decode", "prefill")]
-    return {program.kind: _compile(program.lower(), topology) for program in wanted}
+    with hurried_tpu_compiler():
+        return {program.kind: _compile(program.lower(), topology) for program in wanted}
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", pytest.param("v5p:2x2x1", marks=pytest.mark.slow)])
-def test_some_chips_of_a_host_only_sample_while_the_others_train(name, hurried):
+def test_some_chips_of_a_host_only_sample_while_the_others_train(name, hurried_tpu_compiler):
     config = configs.changed(CONFIG, ["mesh.sampling_devices=2", "mesh.fsdp=1", "batch.lag=1"])
-    plan = compile_plan(config, name, propose=False)
+    with hurried_tpu_compiler():
+        plan = compile_plan(config, name, propose=False)
     assert plan.fits, plan.verdict
     decode, apart = plan.program("decode"), plan.program("apart: decode")
     assert apart.peak < decode.peak and plan.program("update").cost.collectives

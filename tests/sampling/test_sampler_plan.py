@@ -142,9 +142,11 @@ def compile_for(topology, config, *, matrices=None, cache_dtype=None, **mesh):
 
 
 @pytest.fixture
-def several_processes(monkeypatch):
+def several_processes(monkeypatch, hurried_tpu_compiler):
     pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # compiling needs no chip, so nobody is locked out
+    with hurried_tpu_compiler():
+        yield
 
 
 @pytest.mark.parametrize(

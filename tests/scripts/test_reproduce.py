@@ -566,3 +566,12 @@ def lose_all(folder):
     for line in [line for line in lines if line["kind"] == "evaluation"][1:]:
         line["accuracy"] = 0.0
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_grid_with_a_lag_has_ages_in_its_tables_and_one_without_has_stages():
+    assert reproduce_regimes.lag_name([(8, 8), (16, 16)]) == "µ"
+    assert reproduce_regimes.lag_name([(2, 2), (64, 8)]) == "S + 1"
+    for folder, name in {"lag": "S + 1", ".": "µ"}.items():
+        files = reproduce_tables.read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
+        shown = "\n".join(reproduce_tables.tables(*files, 0.5))
+        assert f"| objective | {name} | η |" in shown and f"| {name} = " in shown
