@@ -27,12 +27,15 @@ KILLS = {
         ("before a shard", 2),
         ("inside a shard", 2),
         ("before the manifest", 1),
+        ("before the manifest", 1),
     ],
     "updates": [
         ("before an update", 9),
         ("after an update", 2),
         ("journal", 4),
+        ("journal", 1),
         ("while saving", 2),
+        ("while saving", 1),
     ],
 }
 

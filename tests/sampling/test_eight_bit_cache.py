@@ -28,44 +28,65 @@ def in_steps(x):
     return jnp.round(x / step) * step
 
 
+def to_tie(x):
+    """Return how far a token's numbers are from a tie, the middle of two steps: the nearest one, in steps."""
+    places = 127 * x / jnp.abs(x).max(-1, keepdims=True)
+    return jnp.abs(places - jnp.floor(places) - 0.5).min((-2, -1))
+
+
 @functools.partial(jax.jit, static_argnames="config")
 def rounded_pass(params, tokens, config):
-    """Return the log-prob of each token in a pass over whole rows, whose attention reads rounded entries."""
+    """Return the log-prob of each token in a pass over whole rows, whose attention reads rounded entries.
+
+    Also return whether one of the entries that it reads, those of earlier tokens, is close to a tie.
+    """
+    ties = []
+
+    def attend(q, k, v):
+        ties.extend([to_tie(k), to_tie(v)])
+        return attention(q, in_steps(k), in_steps(v), backend="xla")
+
     rope = rotation(config, jnp.arange(tokens.shape[1])[None])
     x = params["embed"][tokens]
     for weights in decoder.unstack(params["layers"]):
-        x = decoder.apply_layer(
-            config, weights, x, rope, lambda q, k, v: attention(q, in_steps(k), in_steps(v), backend="xla")
-        )
+        x = decoder.apply_layer(config, weights, x, rope, attend)
     x = decoder.rms_norm(x, params["norm"], config.norm_eps)
     logp = jax.nn.log_softmax(x @ decoder.Decoder(config).head_matrix(params).T)
     chosen = jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
-    return jnp.pad(chosen, ((0, 0), (1, 0)))
+    behind = jax.lax.cummin(jnp.array(ties).min(0), axis=1)[:, :-1] < 2e-4
+    return jnp.pad(chosen, ((0, 0), (1, 0))), jnp.pad(behind, ((0, 0), (1, 0)))
 
 
 def compared(responses, model):
-    """Yield the log-probs of each response's tokens: as stored, of the rounded pass, of the training pass."""
+    """Yield for each response the log-probs of its tokens as stored, and those of the rounded pass.
+
+    Then come the tokens behind a tie, and the log-probs of the training pass.
+    """
     rows = np.zeros((len(responses), 96), np.int32)
     for row, r in zip(rows, responses):
         row[: len(r.prompt_tokens) + len(r.tokens)] = np.concatenate([r.prompt_tokens, r.tokens])
-    own = np.asarray(rounded_pass(model[1], rows, model[0].config))
+    own, behind = map(np.asarray, rounded_pass(model[1], rows, model[0].config))
     whole = np.asarray(jax.jit(token_logprobs, static_argnames="model")(*model, rows)[0])
     for row, r in enumerate(responses):
         wrote = np.flatnonzero(np.ones(len(r.tokens), bool) if r.mask is None else r.mask)
         at = row, len(r.prompt_tokens) + wrote
-        yield r.logprobs[wrote], own[at], whole[at]
+        yield r.logprobs[wrote], own[at], behind[at], whole[at]
 
 
 def check_own(responses):
-    """Sums differ in order, so a number between two steps is now and then rounded to the other one.
+    """Sums differ in order, so a number in the middle of two steps may be rounded to the other one.
 
-    This moves all later tokens of its response a little. Most responses have no such number.
+    This moves all later tokens of its response a little, and those of few responses.
     """
-    responses = list(responses)
-    worst = np.array([np.abs(stored - own).max() for stored, own, _ in responses])
-    assert np.mean(worst < 1e-5) >= 0.75 and worst.max() < 2e-3
-    gaps = np.concatenate([np.abs(stored - whole) for stored, _, whole in responses])
-    assert 2e-3 < gaps.mean() < 0.03  # the gap to the policy that is trained
+    gaps, ties, apart = [], [], []
+    for stored, own, behind, whole in responses:
+        gaps.append(np.abs(stored - own))
+        ties.append(behind)
+        apart.append(np.abs(stored - whole))
+    assert np.mean([gap.max() < 1e-5 for gap in gaps]) >= 0.75
+    every, behind = np.concatenate(gaps), np.concatenate(ties)
+    assert every[~behind].max() < 1e-5 and every.max() < 2e-3 and 0.1 < behind.mean() < 0.9
+    assert 2e-3 < np.concatenate(apart).mean() < 0.03  # the gap to the policy that is trained
 
 
 def test_stored_logprobs_are_a_pass_with_rounded_keys_and_values(eight, model):
