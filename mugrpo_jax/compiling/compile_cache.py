@@ -3,6 +3,10 @@
 JAX has such a cache, but without a folder it is off. We give it a folder in the user's cache. Programs for a
 CPU use the instructions of that CPU, so each kind of CPU has a folder of its own: a home folder may be shared
 by different machines.
+
+Several CPU devices, which imitate a mesh, get no folder from us. A program that XLA reads from disk for them
+may start its collectives in another order on each device. With few processors, all devices then wait for each
+other, until XLA ends the process after 40 seconds.
 """
 
 import hashlib
@@ -21,13 +25,16 @@ def use_compile_cache(setting: str | bool = AUTO) -> Path | None:
     """Turn the cache on, before anything is compiled, and return its folder; None if it is off.
 
     `setting` is the config's key `compile_cache`. If the user gave JAX a folder, for example with
-    `JAX_COMPILATION_CACHE_DIR`, that one is used. Without a writable folder, `auto` goes on without a cache.
+    `JAX_COMPILATION_CACHE_DIR`, that one is used. Without a writable folder or with several CPU devices,
+    `auto` goes on without a cache. Call this when all hosts are connected.
     """
     if setting in (OFF, False):  # YAML reads `off` as false
         jax.config.update("jax_enable_compilation_cache", False)
         return None
     if chosen := _setting("dir"):
         return Path(chosen)
+    if setting == AUTO and jax.default_backend() == "cpu" and jax.device_count() > 1:
+        return None
     folder = (_user_cache() if setting == AUTO else Path(str(setting)).expanduser().absolute()) / _machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ class RunConfig(Section):
     compile_cache: str | Literal[False] = setting(
         "auto",
         "folder for compiled programs, which later runs load instead of compiling; auto: in the user's cache "
-        "folder, unless JAX_COMPILATION_CACHE_DIR names another; off: none",
+        "folder, unless JAX_COMPILATION_CACHE_DIR names another, and none on several CPU devices; off: none",
     )
 
     def __post_init__(self) -> None:

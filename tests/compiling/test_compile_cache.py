@@ -16,12 +16,13 @@ SETTINGS = (
 
 @pytest.fixture
 def untouched(monkeypatch, tmp_path):
-    """JAX without a cache, as in a new process, and a user's cache folder of our own."""
+    """JAX without a cache, as in a new process with one device, and a user's cache folder of our own."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_compilation_cache_max_size", -1)
     compilation_cache.reset_cache()  # it may be open at its old place
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     yield tmp_path
     compilation_cache.reset_cache()
     for name, value in before.items():
@@ -39,6 +40,19 @@ def test_what_the_user_told_jax_holds(untouched):
     jax.config.update("jax_compilation_cache_dir", str(untouched / "mine"))
     assert use_compile_cache() == use_compile_cache("elsewhere") == untouched / "mine"
     assert not (untouched / "cache").exists()
+
+
+def test_several_cpu_devices_have_no_cache_unless_the_user_names_a_folder(untouched, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    assert use_compile_cache() is None
+    assert jax.config.jax_compilation_cache_dir is None and not (untouched / "cache").exists()
+    assert use_compile_cache(str(untouched / "mine")).parent == untouched / "mine"
+
+
+def test_several_accelerators_have_a_cache(untouched, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert use_compile_cache().is_dir()
 
 
 def test_off_means_that_nothing_is_kept(untouched):
