@@ -176,6 +176,7 @@ def environment(out: Path, devices: int, processes: int = 2) -> dict[str, str]:
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {quick_programs.flags()}",
+        **quick_programs.THREADS,
         "PYTHONPATH": os.pathsep.join([str(out.parent), str(Path(__file__).parents[1])]),
         "JAX_COMPILATION_CACHE_DIR": str(out.parent / f"programs-{processes}"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

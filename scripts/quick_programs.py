@@ -1,4 +1,4 @@
-"""XLA flags for tests and checks of tiny programs, which take longer to compile than to run."""
+"""Settings of XLA for tests and checks of tiny programs, which take longer to compile than to run."""
 
 import os
 import subprocess
@@ -8,6 +8,9 @@ import sys
 COMMON = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # The emitters that XLA uses for fusions on CPUs take more than half of the compilation time.
 _NEW = f"{COMMON} --xla_cpu_use_fusion_emitters=false"
+# XLA starts so many threads for CPU devices. A program that was read from a cache may begin several
+# collectives at once on each device, and each of them holds a thread until all devices have come.
+THREADS = {"NPROC": "32"}
 _VARIABLE = "QUICK_PROGRAMS"  # processes that this one starts need not try the flags again
 
 

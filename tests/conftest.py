@@ -10,9 +10,7 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # parallel test processes compile for TPU
 # The processes of a test run share what they compile. JAX would keep only programs that took a second.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# XLA starts so many threads for its CPU devices. A program that was read from the cache may begin several
-# collectives at once on each device, and each of them holds a thread until all devices have come.
-os.environ.setdefault("NPROC", "32")
+os.environ |= quick_programs.THREADS
 # Programs in tests are small and run a few times: optimising them takes longer than running them.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {quick_programs.flags()}"
