@@ -68,7 +68,8 @@ def draw_methods(runs: Sequence[Run], path: Path) -> None:
         layout="constrained",
     )  # fmt: skip
     for column, rate in enumerate(columns):
-        _draw_panels(axes[:, column], panels, [run for run in runs if run["rate"] == rate], METHODS)
+        same = [run for run in runs if run["rate"] == rate]
+        _draw_panels(axes[:, column], panels, same, METHODS, _seeds(runs))
         axes[0, column].set_title(f"learning rate {rate:g}", fontsize=10)
         axes[1, column].set_xlabel("updates")
     for axis, label in zip(axes[:, 0], panels, strict=True):
@@ -79,7 +80,7 @@ def draw_methods(runs: Sequence[Run], path: Path) -> None:
 def draw_side_by_side(runs: Sequence[Run], path: Path) -> None:
     """The methods at one learning rate: accuracy, triggers, vetoed tokens. Thin lines are seeds."""
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6), layout="constrained")
-    _draw_panels(axes, list(PANELS), runs, METHODS)
+    _draw_panels(axes, list(PANELS), runs, METHODS, _seeds(runs))
     for axis, label in zip(axes, PANELS, strict=True):
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("updates on one generation")
@@ -91,7 +92,8 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
     rate = _rates(run for run in runs if run["arm"] in SCOPES.keys() - METHODS.keys())[-1]
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     panels = list(PANELS)[:2]
-    _draw_panels(axes, panels, [run for run in runs if run["rate"] == rate], SCOPES)
+    same = [run for run in runs if run["rate"] == rate]
+    _draw_panels(axes, panels, same, SCOPES, _seeds(same))
     for axis, label in zip(axes, panels, strict=True):
         axis.set_ylabel(label)
         axis.set_xlabel("updates on one generation")
@@ -107,7 +109,8 @@ def draw_settings(runs: Sequence[Run], path: Path) -> None:
     )
     panels = list(PANELS)[:1]
     for axis, column in zip(axes[0], columns, strict=True):
-        _draw_panels(np.array([axis]), panels, [run for run in runs if setting(run) == column], OBJECTIVES)
+        same = [run for run in runs if setting(run) == column]
+        _draw_panels(np.array([axis]), panels, same, OBJECTIVES, _seeds(runs))
         axis.set_title(f"sampled {SETTINGS[column]}", fontsize=10)
         axis.set_xlabel("updates on one generation")
     axes[0, 0].set_ylabel(panels[0])
@@ -118,23 +121,31 @@ def _rates(runs: Iterable[Run]) -> list[float]:
     return sorted({run["rate"] for run in runs})
 
 
+def _seeds(runs: Iterable[Run]) -> int:
+    return len({run["seed"] for run in runs})
+
+
 def _draw_panels(
-    axes: np.ndarray, panels: Sequence[str], runs: Sequence[Run], names: Mapping[str, str]
+    axes: np.ndarray, panels: Sequence[str], runs: Sequence[Run], names: Mapping[str, str], seeds: int
 ) -> None:
+    """Draw these runs of a figure; in a figure with several seeds, an arm with only one of them is dashed."""
     for arm, label in names.items():
         same = [run for run in runs if run["arm"] == arm]
+        style = "--" if len(same) == 1 and seeds > 1 else "-"
         for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
-            _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm])
+            _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm], style)
 
 
-def _draw_arm(axis: Axes, curves: Sequence[tuple[list[float], list[float]]], label: str, color: str) -> None:
+def _draw_arm(
+    axis: Axes, curves: Sequence[tuple[list[float], list[float]]], label: str, color: str, style: str
+) -> None:
     """Thin lines for the runs of an arm and a thick one for their mean, as far as all runs go."""
     length = min((len(x) for x, _ in curves), default=0)
     for x, y in curves if len(curves) > 1 else []:
         axis.plot(x, y, linewidth=0.8, alpha=0.4, color=color)
     if length:
         x, y = (np.mean([curve[part][:length] for curve in curves], axis=0) for part in (0, 1))
-        axis.plot(x, y, linewidth=2, label=label, color=color)
+        axis.plot(x, y, style, linewidth=2, label=label, color=color)
 
 
 def _curve(points: Iterable[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
