@@ -76,7 +76,7 @@ def compared(responses, model):
 def check_own(responses):
     """Sums differ in order, so a number in the middle of two steps may be rounded to the other one.
 
-    This moves all later tokens of its response a little, and those of few responses.
+    This moves all later tokens of its response a little. Most responses have no such number.
     """
     gaps, ties, apart = [], [], []
     for stored, own, behind, whole in responses:

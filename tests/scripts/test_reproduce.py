@@ -11,6 +11,8 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from mugrpo_jax.objectives import effective_updates, updates_until_drift
@@ -22,6 +24,7 @@ reproduce_collect = importlib.import_module("reproduce_collect")
 reproduce_queue = importlib.import_module("reproduce_queue")
 reproduce_held_out = importlib.import_module("reproduce_held_out")
 reproduce_rates = importlib.import_module("reproduce_rates")
+reproduce_rates_figures = importlib.import_module("reproduce_rates_figures")
 reproduce_regimes = importlib.import_module("reproduce_regimes")
 reproduce_tables = importlib.import_module("reproduce_tables")
 write_run = importlib.import_module("synthetic").write_run
@@ -575,3 +578,18 @@ def test_a_grid_with_a_lag_has_ages_in_its_tables_and_one_without_has_stages():
         files = reproduce_tables.read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
         shown = "\n".join(reproduce_tables.tables(*files, 0.5))
         assert f"| objective | {name} | η |" in shown and f"| {name} = " in shown
+
+
+def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
+    def run(arm, seed):
+        return {"arm": arm, "seed": seed, "evaluations": [{"updates": u, "accuracy": 0.1} for u in (0, 8)]}
+
+    figure, axis = plt.subplots()
+    runs = [run("mu_grpo", 0), run("mu_grpo", 1), run("grpo-stale", 0)]
+    names = {"mu_grpo": "several", "grpo-stale": "one"}
+    for seeds, style in ((2, "--"), (1, "-")):
+        axis.clear()
+        reproduce_rates_figures._draw_panels(np.array([axis]), ["held-out accuracy"], runs, names, seeds)
+        styles = {line.get_label(): line.get_linestyle() for line in axis.get_lines()}
+        assert (styles["several"], styles["one"]) == ("-", style)
+    plt.close(figure)
