@@ -63,7 +63,7 @@ def _end_table(runs: Sequence[Run]) -> Iterable[str]:
         ends = [end(run) for run in same]
         start = np.mean([run["evaluations"][0]["accuracy"] for run in same])
         lowest = min(point["accuracy"] for run in same for point in run["evaluations"])
-        most = max(point.get(TRIGGERED, 0.0) for run in same for point in run["bins"])
+        most = max((point.get(TRIGGERED, 0.0) for run in same for point in run["bins"]), default=0.0)
         yield row_of(
             *(arm, f"{rate:g}", len(same), f"{start:.3f}", f"{np.mean(ends):.3f}"),
             *(", ".join(f"{value:.3f}" for value in ends), f"{lowest:.3f}"),

@@ -287,6 +287,13 @@ def test_the_table_of_rates_says_who_shares_rollouts_and_who_collapsed():
     assert ends["| mu_grpo"] == ends["| relaxed-no-veto"] == "1 of 2" and ends["| grpo-mu4"] == "0 of 1"
 
 
+def test_a_run_that_was_stopped_after_its_first_evaluation_has_a_line():
+    begun = rated("p3o", 0, [0.2], 0.1) | {"bins": []}
+    curve, end = [line for line in reproduce_rates.tables([begun]) if "p3o" in line]
+    assert "| 0.200 |" in curve
+    assert "0 of 1" in end
+
+
 def test_an_accuracy_at_exactly_half_of_the_best_is_no_collapse():
     half = float(f"{35 / 512:.5g}"), float(f"{70 / 512:.5g}")  # as `collect` rounds them
     assert half[0] < 0.5 * half[1]
@@ -410,7 +417,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
-        ("## SmolLM2-135M on chains", "## The quickstart", ["chains", "chains_first"]),
+        ("## SmolLM2-135M on chains", "## The quickstart", ["chains", "chains_first", "chains_again"]),
         ("## The quickstart", "## Times", ["quickstart"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
