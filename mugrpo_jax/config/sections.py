@@ -36,12 +36,12 @@ class ModelSection(Section):
     remat: Literal["auto", "none", "dots", "full"] = setting(
         "auto",
         "what the backward pass recomputes to save memory; `dots`: all except matrix products; `auto`: as "
-        "little as the memory allows",
+        "little as the memory allows, but on GPUs a scan over the layers has at least `dots`",
     )
     scan_layers: Literal["auto", True, False] = setting(
         "auto",
         "scan over the layers; false unrolls them, which is faster for small models on GPUs but compiles "
-        "longer; `auto` unrolls them there if the memory allows it",
+        "longer; `auto` unrolls them there in a run of an hour or more, if the memory allows it",
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = setting(
         "auto", "implementation of attention; `auto` chooses one for the device"

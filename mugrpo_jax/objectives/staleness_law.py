@@ -188,8 +188,8 @@ def staleness_report(
 def gradient_cosine(previous: Any, current: Any) -> jax.Array:
     """Return the cosine between the gradients of two consecutive updates; 0 if a gradient is 0.
 
-    The cosine is near 0 while training is stable. Above about 0.5, expect a collapse. `previous` and
-    `current` are the two gradients, pytrees with the same structure.
+    The cosine is near 0 while training is stable. The paper reports values above 0.5 before a
+    collapse. `previous` and `current` are the two gradients, pytrees with the same structure.
 
     >>> round(float(gradient_cosine({"w": jnp.array([1.0, 0.0])}, {"w": jnp.array([1.0, 1.0])})), 4)
     0.7071

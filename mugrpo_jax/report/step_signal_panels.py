@@ -74,10 +74,10 @@ def smoothed_cosines(run: History) -> np.ndarray:
 
 
 def gradient_cosine(runs: Sequence[History]) -> Panel:
-    """Panel: the smoothed cosine of consecutive gradients, which rises before a collapse."""
+    """Panel: the smoothed cosine of consecutive gradients, which may rise before a collapse."""
     note = (
         f"Mean of up to {WINDOW} updates: an estimate of the share of signal in a gradient, before Adam. "
-        "Above 0.5 it warns of a collapse."
+        "The paper of the law reports values above 0.5 before a collapse."
     )
     said = " ".join(filter(None, (note, _signal_sentence(runs[0]) if len(runs) == 1 else "")))
     title, metrics = "Cosine of consecutive gradients, smoothed", {"cosine": smoothed_cosines}
