@@ -91,6 +91,7 @@ class HloProgram:
         """Compute the cost of one call of the program."""
         flops = bytes_ = 0.0
         collectives: dict[Any, Collective] = {}
+        overlapped: dict[Any, float] = {}  # the traffic of collectives inside fusions
         for instruction, table, count, fused in self._walk(self.entry, 1, False):
             flops += count * _flops(instruction, table)
             if not fused:
@@ -102,7 +103,8 @@ class HloProgram:
                 key = exchange.kind, shapes, channel[0] if channel else instruction.name
                 if key not in collectives or exchange.count < collectives[key].count:
                     collectives[key] = exchange
-        return Cost(flops, bytes_, tuple(collectives.values()))
+                    overlapped[key] = count * self._traffic(instruction, table) if fused else 0.0
+        return Cost(flops, bytes_ + sum(overlapped.values()), tuple(collectives.values()))
 
     def _walk(
         self, name: str, count: int, fused: bool
@@ -210,7 +212,10 @@ class HloProgram:
         return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:
-        """Return the bytes read and written. If only a slice of an array is used, only the slice counts."""
+        """Return the bytes read and written. If only a slice of an array is used, only the slice counts.
+
+        Arrays of a collective that the fusion overlaps do not count here: `cost` adds them once.
+        """
         called = next(iter(self._called(fusion)), None)
         if called is None:
             return fusion.main_bytes + sum(operand.main_bytes for operand in operands)
@@ -219,7 +224,10 @@ class HloProgram:
         parameters.sort(key=lambda i: int(i.attributes))
         total = 0.0
         updates = [i for i in inside.values() if i.op in _IN_PLACE]
+        others = _handed_on(inside)
         for parameter, operand in zip(parameters, operands):
+            if parameter.name in others:
+                continue
             users = [i for i in inside.values() if parameter.name in i.operands]
             if users and all(
                 i.op in ("dynamic-slice", "gather") and i.operands[0] == parameter.name for i in users
@@ -228,6 +236,9 @@ class HloProgram:
             elif not any(i.bytes == parameter.bytes for i in updates):
                 total += operand.main_bytes
         written = fusion.main_bytes
+        if (root := _root(inside)) is not None and root.op == "tuple":
+            kept = [shape for name, shape in zip(root.operands, root.shapes) if name not in others]
+            written = sum(shape.bytes for shape in kept if shape.main)
         for update in updates:
             written -= min(update.bytes, written)
             written += 2 * inside[update.operands[_IN_PLACE[update.op]]].bytes
@@ -236,6 +247,16 @@ class HloProgram:
 
 def _root(table: Mapping[str, Instruction]) -> Instruction | None:
     return next((i for i in table.values() if i.root), None)
+
+
+def _handed_on(fused: Mapping[str, Instruction]) -> set[str]:
+    """Return the arrays that a fusion does not touch: those of a collective, and parameters it returns."""
+    exchanges = [i for i in fused.values() if i.op.removesuffix("-start") in COLLECTIVES]
+    names = {name for i in exchanges for name in (i.name, *i.operands)}
+    root = _root(fused)
+    if root is not None and root.op == "tuple":
+        names |= {name for name in root.operands if fused[name].op == "parameter"}
+    return names
 
 
 def _flops(instruction: Instruction, table: Mapping[str, Instruction]) -> float:

@@ -191,6 +191,57 @@ ENTRY %main (start: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
     assert matrices <= cost.bytes < matrices + 5 * 4 * 8
 
 
+def test_a_collective_that_products_overlap_counts_once():
+    """TPU compilers hand the arrays of a collective through all fusions that run meanwhile."""
+    shard, whole = "f32[1000,8]", "f32[1000,32]"  # the part of a device, and all four parts
+    arrays = f"{shard}, {whole}"
+    text = f"""HloModule overlap
+
+%started (shard.0: {shard}) -> ({arrays}) {{
+  %shard.0 = {shard} parameter(0)
+  %whole.0 = {whole} all-gather(%shard.0), channel_id=7, replica_groups={{{{0,1,2,3}}}}, dimensions={{1}}
+  ROOT %both.0 = ({arrays}) tuple(%shard.0, %whole.0)
+}}
+
+%overlapped (x.1: f32[8,8], shard.1: {shard}, old.1: {whole}) -> (f32[8,8], {arrays}, {whole}) {{
+  %x.1 = f32[8,8] parameter(0)
+  %shard.1 = {shard} parameter(1)
+  %old.1 = {whole} parameter(2)
+  %product = f32[8,8] dot(%x.1, %x.1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %whole.1 = {whole} all-gather(%shard.1), channel_id=7, replica_groups={{{{0,1,2,3}}}}, dimensions={{1}}
+  ROOT %all.1 = (f32[8,8], {arrays}, {whole}) tuple(%product, %shard.1, %old.1, %whole.1)
+}}
+
+%condition (state: (s32[], f32[8,8], {arrays})) -> pred[] {{
+  %limit = s32[] constant(5)
+  %state = (s32[], f32[8,8], {arrays}) parameter(0)
+  ROOT %less = pred[] compare(%state#0, %limit), direction=LT
+}}
+
+%body (state.1: (s32[], f32[8,8], {arrays})) -> (s32[], f32[8,8], {arrays}) {{
+  %one = s32[] constant(1)
+  %state.1 = (s32[], f32[8,8], {arrays}) parameter(0)
+  %next = s32[] add(%state.1#0, %one)
+  %done = (f32[8,8], {arrays}, {whole}) fusion(%state.1#1, %state.1#2, %state.1#3), calls=%overlapped
+  ROOT %rest = (s32[], f32[8,8], {arrays}) tuple(%next, %done#0, %done#1, %done#3)
+}}
+
+ENTRY %main (zero: s32[], x: f32[8,8], shard: {shard}) -> (s32[], f32[8,8], {arrays}) {{
+  %zero = s32[] parameter(0)
+  %x = f32[8,8] parameter(1)
+  %shard = {shard} parameter(2)
+  %start = ({arrays}) fusion(%shard), kind=kCustom, calls=%started
+  %first = (s32[], f32[8,8], {arrays}) tuple(%zero, %x, %start#0, %start#1)
+  ROOT %loop = (s32[], f32[8,8], {arrays}) while(%first), condition=%condition, body=%body
+}}
+"""
+    cost = HloProgram(text, 4).cost()
+    assert cost.flops == 5 * 2 * 8 * 8 * 8
+    assert cost.by_kind() == {"all-gather": (1, 3 / 4 * 4 * 1000 * 32)}
+    gathered, products = 4 * 1000 * (8 + 32), 5 * 2 * 4 * 8 * 8  # a product reads its one operand once
+    assert gathered + products <= cost.bytes < gathered + products + 5 * 4 * 8
+
+
 @pytest.mark.parametrize(("blocks", "products"), [((4, 4), 512 / 2), ((4, 3), 384), ((3, 4), 384)])
 def test_a_splash_kernel_computes_half_a_square_or_a_band_of_blocks(blocks, products):
     """Rows of 512 tokens in 4 blocks: all tokens before one, or 3 blocks for each; dkv lists by keys."""
