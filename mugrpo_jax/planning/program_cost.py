@@ -21,7 +21,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 _CALLS = re.compile(r"\b(calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
-    | {"replica-id", "while", "conditional", "call", "opt-barrier", "domain"}
+    | {"replica-id", "while", "conditional", "call", "async-start", "opt-barrier", "domain"}
 )
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # operation: index of the operand with the new values
 
@@ -201,14 +201,15 @@ class HloProgram:
         if instruction.op in _FREE or instruction.op.endswith(("-done", "-update")):
             return 0
         if instruction.op in ("dynamic-slice", "gather", "slice"):
-            return 2 * instruction.main_bytes
+            read = instruction.bytes if table[instruction.operands[0]].main_bytes else 0
+            return read + instruction.main_bytes
         if instruction.op in _IN_PLACE:
             return 2 * table[instruction.operands[_IN_PLACE[instruction.op]]].main_bytes
         operands = [table[name] for name in instruction.operands if name in table]
         if instruction.op == "fusion":
             return self._fusion_traffic(instruction, operands)
-        if instruction.op.endswith("-start"):
-            return max((operand.main_bytes for operand in operands), default=0) * 2
+        if instruction.op.endswith("-start") and len(instruction.shapes) > 1:
+            return instruction.main_bytes  # the outputs of an asynchronous operation include its operand
         return instruction.main_bytes + sum(operand.main_bytes for operand in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> float:

@@ -242,6 +242,29 @@ ENTRY %main (zero: s32[], x: f32[8,8], shard: {shard}) -> (s32[], f32[8,8], {arr
     assert gathered + products <= cost.bytes < gathered + products + 5 * 4 * 8
 
 
+def test_a_prefetch_into_the_memory_of_the_core_reads_its_bytes_once():
+    """TPU programs read matrices in pieces, ahead of the product; `S(1)` is the memory of the core."""
+    text = """HloModule prefetch
+
+%piece (matrix.0: bf16[64,128]) -> bf16[16,128] {
+  %matrix.0 = bf16[64,128]{1,0} parameter(0)
+  ROOT %rows = bf16[16,128]{1,0:S(1)} slice(%matrix.0), slice={[0:16], [0:128]}
+}
+
+ENTRY %main (matrix: bf16[64,128], vector: f32[100]) -> f32[100] {
+  %matrix = bf16[64,128]{1,0} parameter(0)
+  %vector = f32[100]{0} parameter(1)
+  %s = ((bf16[64,128]{1,0}), bf16[16,128]{1,0:S(1)}, s32[]{:S(2)}) async-start(%matrix), calls=%piece
+  %part = bf16[16,128]{1,0:S(1)} async-done(%s)
+  %near = (f32[100]{0:S(1)}, f32[100]{0}, u32[]{:S(2)}) copy-start(%vector)
+  %copied = f32[100]{0:S(1)} copy-done(%near)
+  %back = (f32[100]{0}, f32[100]{0:S(1)}, u32[]{:S(2)}) copy-start(%copied)
+  ROOT %result = f32[100]{0} copy-done(%back)
+}
+"""
+    assert HloProgram(text, 1).cost().bytes == 2 * 16 * 128 + 4 * 100 + 4 * 100
+
+
 @pytest.mark.parametrize(("blocks", "products"), [((4, 4), 512 / 2), ((4, 3), 384), ((3, 4), 384)])
 def test_a_splash_kernel_computes_half_a_square_or_a_band_of_blocks(blocks, products):
     """Rows of 512 tokens in 4 blocks: all tokens before one, or 3 blocks for each; dkv lists by keys."""
