@@ -184,16 +184,17 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
 def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
         said = problem.turns or (problem.solution or problem.answer,)
+        what = "worked solution" if problem.turns or problem.solution else "answer"
         if config.environment.name is not None:
             whole = conversation_of(problem.prompt, said, config.environment.role)
             problem = dataclasses.replace(problem, conversation=whole)
         score = scorer.submit(said[-1], problem).result()
     if score.status != "ok":
         raise ConfigError(
-            f"reward {name!r} fails for {problem} with the answer as the response: {score.status} "
+            f"reward {name!r} fails for {problem} with the {what} as the response: {score.status} "
             f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
         )
-    return f"reward      {name} gives {score.value:g} for the answer of {problem}"
+    return f"reward      {name} gives {score.value:g} for the {what} of {problem}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

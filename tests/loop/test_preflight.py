@@ -154,6 +154,10 @@ def test_a_reward_may_fail_if_the_config_allows_it(place):
     assert "prompts     6 checked" in told(config(*long, "task.max_failed=1"), place / "run")
     text = told(config(*long[:2], "task.reward=my_rewards:fine"), place / "run")
     assert text.endswith("\nreward      my_rewards:fine gives 1 for the answer of train.jsonl:1: problem 0")
+    columns = "task.options.columns={template: '{question}', answer: answer, solution: solution}"
+    (place / "test.jsonl").write_text('{"question": "4+4=", "answer": "8", "solution": "8"}\n')
+    text = told(config(*long[:2], columns, "task.reward=my_rewards:fine"), place / "run")
+    assert text.endswith("my_rewards:fine gives 1 for the worked solution of train.jsonl:1: problem 0")
 
 
 def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
