@@ -32,7 +32,7 @@ WRITTEN = {name: text for name, text in TEXTS.items() if name.removeprefix("docs
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 _TO_SOURCE = re.compile(r"\[`?([^\]`]*)`?\]\((?:\.\./)*(mugrpo_jax/[\w/]+)\.py\)")
-_COMMAND = re.compile(r"(?<![\w/.-])mugrpo +([a-z].*)")
+_COMMAND = re.compile(r"(?<![\w/.`-])mugrpo +([a-z].*)")  # not `mugrpo plan` in a sentence
 SECTIONS = {field.name for field in dataclasses.fields(configs.RunConfig)}
 
 
