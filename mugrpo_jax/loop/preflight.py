@@ -152,7 +152,7 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
 
 
 def check_reward(config: RunConfig, task: Task) -> str:
-    """Import each reward and call it once, with the answer of a problem as the response.
+    """Import each reward and call it once, with the worked solution or answer of a problem as the response.
 
     A built-in reward is not called, but those that need answers of a certain form check all of them, and
     those that run programs check the sandbox. `task.max_failed=1` allows a reward that always fails. Returns
