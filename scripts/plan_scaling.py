@@ -1,7 +1,7 @@
 """Weak scaling on paper: compile the update of a 7B model for 8 to 512 chips, with equal tokens per chip.
 
     python scripts/plan_scaling.py                              # compile for 8, 32, 128 and 512 chips of v5p
-    python scripts/plan_scaling.py --devices 8 16 32 64 128 256 512
+    python scripts/plan_scaling.py --devices 8 16 32 64 128 256 512 --fsdp all 16
     python scripts/plan_scaling.py --read docs/scaling.json     # the table and the figure, without compiling
 
 Prints a table and draws docs/scaling.png. FLOPs, traffic and collectives are per device and micro-batch, read
@@ -33,6 +33,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 32, 128, 512], choices=SHAPES)
+    parser.add_argument(
+        "--fsdp",
+        nargs="+",
+        default=["all"],
+        help="chips that share one copy of the weights: all, or a number; the other chips have copies",
+    )
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a micro-batch on each device")
     parser.add_argument("--read", type=Path, help="read the records of an earlier run")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "scaling.json", help="write records here")
@@ -42,19 +48,22 @@ def main() -> None:
         records = json.loads(arguments.read.read_text())
     else:
         records = []
-        for count in arguments.devices:
-            records.append(measure(count, arguments.tokens))
-            print(json.dumps(records[-1]), flush=True)
-            arguments.out.write_text(json.dumps(records, indent=1) + "\n")
+        for fsdp in arguments.fsdp:
+            for count in arguments.devices:
+                if fsdp == "all" or int(fsdp) < count:
+                    records.append(measure(count, count if fsdp == "all" else int(fsdp), arguments.tokens))
+                    print(json.dumps(records[-1]), flush=True)
+                    arguments.out.write_text(json.dumps(records, indent=1) + "\n")
     print(table(records))
     draw(records, arguments.figure)
 
 
-def measure(devices: int, tokens: int) -> dict[str, Any]:
+def measure(devices: int, fsdp: int, tokens: int) -> dict[str, Any]:
     """Compile the gradient of one micro-batch for this number of chips."""
     topology = find_topology(f"v5p:{SHAPES[devices]}")
     overrides = [
-        f"mesh.fsdp={devices}",
+        f"mesh.data={devices // fsdp}",
+        f"mesh.fsdp={fsdp}",
         f"batch.tokens_per_micro_batch={devices * tokens}",
         "model.remat=full",
     ]
@@ -65,6 +74,7 @@ def measure(devices: int, tokens: int) -> dict[str, Any]:
     kinds = program.cost.by_kind()
     return {
         "devices": devices,
+        "fsdp": fsdp,
         "topology": topology.name,
         "tokens": tokens,
         "flops": program.cost.flops,
@@ -95,6 +105,7 @@ def table(records: list[dict[str, Any]]) -> str:
     kinds = [kind for kind in COLLECTIVES if any(kind in record["collectives"] for record in records)]
     head = [
         "chips",
+        "fsdp",
         "FLOPs",
         "traffic",
         *kinds,
@@ -111,6 +122,7 @@ def table(records: list[dict[str, Any]]) -> str:
         lines.append(
             [
                 str(record["devices"]),
+                str(record["fsdp"]),
                 f"{record['flops']:.3g}",
                 f"{record['bytes'] / 1e9:.0f} GB",
                 *(f"{kind['count']} × {kind['bytes'] / 1e9:.2f} GB" for kind in found),
@@ -133,15 +145,24 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     import numpy as np
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    counts = [record["devices"] for record in records]
+    split = [record for record in records if record["fsdp"] == record["devices"]]
+    copied = [record for record in records if record["fsdp"] != record["devices"]]
     for name, color in (("compute", "tab:blue"), ("memory", "tab:green"), ("link", "tab:red")):
-        left.plot(counts, [1e3 * times(r)[name] for r in records], "o-", color=color, label=name)
+        for some, line, more in (
+            (split, "o-", ""),
+            (copied, "o:", f", copies on {records[-1]['fsdp']} chips"),
+        ):
+            if some and not (more and name == "compute"):  # which is the same
+                milliseconds = [1e3 * times(record)[name] for record in some]
+                left.plot([r["devices"] for r in some], milliseconds, line, color=color, label=name + more)
+    counts = sorted({record["devices"] for record in records})
     left.set(xscale="log", yscale="log", xlabel="chips", ylabel="ms a micro-batch")
     left.set_xticks(counts, [str(count) for count in counts])
     left.set_title(f"weak scaling: {records[0]['tokens']} tokens on each chip")
-    left.legend()
+    left.set_ylim(top=8 * left.get_ylim()[1])
+    left.legend(loc="upper center", ncols=2)
     tokens = np.geomspace(64, 32768, 50)
-    largest = records[-1]
+    largest = max(split or copied, key=lambda record: record["devices"])
     seconds = times(largest)
     right.plot(
         tokens, 1e3 * seconds["compute"] * tokens / largest["tokens"], color="tab:blue", label="compute"
