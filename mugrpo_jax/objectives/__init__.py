@@ -5,11 +5,11 @@
     advantages = objectives.group_advantages(rewards).reshape(-1)
     loss, metrics = objectives.mu_grpo(logp, behavior_logp, advantages, mask)
 
-**One signature.** Every objective is called as
+**One signature.** Every objective is called as below. Only `decoupled_ppo` needs one more array.
 
     objective(logp, behavior_logp, advantages, mask, *, denominator=None, **knobs) -> (loss, metrics)
 
-    logp            [B, T] log-probs of the policy that is trained; the only array with a gradient
+    logp            [B, T] log-probs of the policy that is trained; the loss has a gradient in this array
     behavior_logp   [B, T] log-probs stored when the responses were sampled
     advantages      [B] or [B, T], see `group_advantages`
     mask            [B, T], non-zero on response tokens
@@ -18,6 +18,14 @@
 Each row is one response. `logp[i, t]` is the log-prob of token t in response i, given the tokens before it.
 The loss is to be minimised. All inputs are converted to float32, and values on padding have no effect. Clip
 bounds are absolute ratios such as 0.8 and 1.2. The docstring of an objective explains its own knobs.
+
+**Under JAX.** The functions can be called inside `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.lax.scan` and
+`jax.shard_map`. Numbers among the knobs may be traced; text and booleans may not, so bind them first, for
+example with `functools.partial`. Inside `jax.shard_map` a call sees the rows of its device: pass the
+`denominator` of all devices and add up the losses with `jax.lax.psum`.
+
+**Extremes.** A log-prob below −10,000, also −∞, counts as −10,000 and gets no gradient. A ratio is at most
+e^80, and has no gradient beyond it. NaN on a response token gives a loss of NaN.
 
 **Notation** in all docstrings: π is the policy, b the behavior policy, and A the advantage of a token.
 l_t = log π(y_t) − log b(y_t) is the log-ratio of token y_t, and ρ_t = exp(l_t) is its ratio. J_t is the
@@ -30,7 +38,8 @@ contribution of token t to the objective, which is maximised. In J_t, `log π` m
     weights          [B, T] factors on the policy term, without a gradient: `veto_mask`, `tis_weights`,
                      `mis_mask`, `icepop_mask`, `sequence_veto_mask`, `opsm_mask` or a product of them
     reference_logp   [B, T] log-probs of a reference policy; the loss gets `kl_coef` times the KL estimate
-    entropy          [B, T] entropies of the policy; the loss gets −`entropy_coef` times the entropy
+    entropy          [B, T] entropies of the policy; the loss gets −`entropy_coef` times the entropy;
+                     it has a gradient in this array too
 
 `weights` multiply only the policy term. The denominator, the KL term and the entropy term do not change.
 An objective with bounds reports the share of tokens beyond its own bounds: the metrics `clipped/tokens`,

@@ -8,11 +8,15 @@ import jax
 import numpy as np
 
 
-def is_number(value: Any) -> bool:
-    """Return True for a concrete number, False for traced values and everything else."""
+def known_number(value: Any) -> Any:
+    """Return a concrete number as a NumPy or Python number, and None for traced values and everything else.
+
+    Inside `jax.jit`, comparing a concrete `jax.Array` is traced. Comparing the result is not.
+    """
     if isinstance(value, (jax.Array, np.ndarray)):
-        return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        known = not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
+        return np.asarray(value)[()] if known else None
+    return value if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else None
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -34,7 +38,8 @@ def check_number(name: str, value: Any, *, low: float = 0.0, strict: bool = Fals
         raise ValueError(f"{name} is {value!r}; possible: a number")
     if np.ndim(value) != 0:
         raise ValueError(f"{name} has shape {np.shape(value)}; possible: a single number")
-    if is_number(value) and not (value > low if strict else value >= low):
+    known = known_number(value)
+    if known is not None and not (known > low if strict else known >= low):
         raise ValueError(
             f"{name} is {value}; possible: a number {'above' if strict else 'not below'} {low:g}"
         )
@@ -45,7 +50,8 @@ def check_bounds(clip_low: Any, clip_high: Any, names: tuple[str, str] = ("clip_
     low_name, high_name = names
     check_number(low_name, clip_low)
     check_number(high_name, clip_high, low=-math.inf)
-    if is_number(clip_low) and is_number(clip_high) and not clip_low <= clip_high:
+    low, high = known_number(clip_low), known_number(clip_high)
+    if low is not None and high is not None and not low <= high:
         raise ValueError(
             f"{low_name}={clip_low}, {high_name}={clip_high} are the wrong way round; "
             f"possible: absolute ratios with 0 <= {low_name} <= {high_name}"

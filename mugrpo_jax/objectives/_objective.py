@@ -16,13 +16,14 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape, is_number
+from mugrpo_jax.objectives._checks import check_choice, check_number, check_rank, check_shape, known_number
 from mugrpo_jax.objectives.aggregation import denominator as count_denominator
 from mugrpo_jax.objectives.aggregation import token_shares
 from mugrpo_jax.objectives.kl import KL_ESTIMATORS, kl_estimate, safe_exp
 from mugrpo_jax.objectives.metrics import Metrics, as_metrics, mean_over
 
 Objective = Callable[..., tuple[jax.Array, Metrics]]
+LARGEST_LOGP = 1e4  # the largest |log-prob| that an objective sees
 
 
 class Tokens(NamedTuple):
@@ -119,7 +120,7 @@ def aggregate(
     _check_coefficient("kl_coef", kl_coef, "reference_logp", reference_logp, shape)
     _check_coefficient("entropy_coef", entropy_coef, "entropy", entropy, shape)
     if denominator is None:
-        budget = max_length or shape[1]
+        budget = max_length or max(shape[1], 1)
         denominator = count_denominator(tokens.mask, aggregation, max_length=budget)
     shares = token_shares(tokens.mask, aggregation, denominator=denominator)
     metrics = {"tokens": tokens.total, **terms.metrics, **_clipped_shares(tokens, terms.clipped)}
@@ -129,7 +130,7 @@ def aggregate(
         policy = policy * stop_gradient(on_tokens(weights, tokens.mask))
     per_token = terms.penalty - policy
     if reference_logp is not None:
-        reference = stop_gradient(on_tokens(reference_logp, tokens.mask))
+        reference = stop_gradient(logp_on_tokens(reference_logp, tokens.mask))
         kl = kl_estimate(tokens.logp - reference, kl_estimator, importance=tokens.log_ratio)
         per_token += kl_coef * kl
         metrics["reference_kl/tokens"] = mean_over(kl.sum(), tokens.total)
@@ -137,7 +138,7 @@ def aggregate(
         entropy = on_tokens(entropy, tokens.mask)
         per_token -= entropy_coef * entropy
         metrics["entropy/tokens"] = mean_over(entropy.sum(), tokens.total)
-    return (shares * per_token).sum(), as_metrics(metrics)
+    return (shares * per_token).sum().astype(jnp.float32), as_metrics(metrics)
 
 
 def _clipped_shares(tokens: Tokens, clipped: jax.Array | None) -> Metrics:
@@ -178,7 +179,7 @@ def _check_coefficient(
 ) -> None:
     """Raise an error if a coefficient is negative, or is not 0 although its array was not given."""
     check_number(name, value)
-    if array is None and not (is_number(value) and value == 0):
+    if array is None and known_number(value) != 0:
         raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
 
 
@@ -189,8 +190,8 @@ def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike
     check_shape("behavior_logp", behavior_logp, shape)
     check_shape("mask", mask, shape)
     valid = jnp.asarray(mask) != 0
-    logp = on_tokens(logp, valid)
-    behavior_logp = stop_gradient(on_tokens(behavior_logp, valid))
+    logp = logp_on_tokens(logp, valid)
+    behavior_logp = stop_gradient(logp_on_tokens(behavior_logp, valid))
     return Tokens(logp, behavior_logp, logp - behavior_logp, token_advantages(advantages, valid), valid)
 
 
@@ -204,6 +205,15 @@ def read_log_ratio(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike)
 def on_tokens(values: ArrayLike, mask: jax.Array) -> jax.Array:
     """Convert values `[B, T]` to float32 and set them to 0 where `mask` is False."""
     return jnp.where(mask, jnp.asarray(values).astype(jnp.float32), 0.0)
+
+
+def logp_on_tokens(logp: ArrayLike, mask: jax.Array) -> jax.Array:
+    """As `on_tokens`, for log-probs: −10⁴ and no gradient where they are below −10⁴, as −∞ is.
+
+    In float32 the probability is 0 in both cases. But −∞ − (−∞) and 0 · −∞ would be NaN.
+    """
+    logp = on_tokens(logp, mask)
+    return jnp.where(logp < -LARGEST_LOGP, -LARGEST_LOGP, logp)
 
 
 def token_advantages(advantages: ArrayLike, mask: jax.Array) -> jax.Array:

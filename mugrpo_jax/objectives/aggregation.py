@@ -53,7 +53,9 @@ def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -
     if max_length is None:
         raise ValueError("max_length is None; aggregation 'constant' needs the generation budget in tokens")
     check_number("max_length", max_length, strict=True)
-    return valid.any(axis=1).sum() * max_length
+    responses = valid.any(axis=1).sum()
+    # An integer of JAX has 32 bits, which is too few for the tokens of a large update.
+    return (responses.astype(jnp.float32) if isinstance(valid, jax.Array) else responses) * max_length
 
 
 def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -> jax.Array:

@@ -19,6 +19,7 @@ from mugrpo_jax.objectives.bisection import largest_float
 from mugrpo_jax.objectives.metrics import mean_over
 
 M2PO_FORMS = ("winsorize", "mask")
+_ROUNDING = 1e-4  # relative, of |l|
 
 
 @objective("token_mean")
@@ -37,6 +38,9 @@ def m2po(
 
         winsorize   J_t = min(ρ_t A, clip(ρ_t, e^−c, e^c) A)
         mask        J_t = ρ_t A, and 0 for harmful tokens with |l_t| > c
+
+    A token is beyond the bound if |l| > c · (1 + 1e-4). So the token that gives c never is, even if the
+    program of a micro-batch rounds its |l| differently than the program that computed c.
 
     Args:
       threshold: τ, the largest mean of l² over harmful tokens at which nothing is clipped.
@@ -59,10 +63,12 @@ def m2po(
     bound = _m2po_bound(jnp.abs(log_ratio), harmful, threshold, form) if log_bound is None else log_bound
     check_number("log_bound", bound)
     bound = stop_gradient(jnp.asarray(bound, jnp.float32))
+    beyond = jnp.abs(log_ratio) > bound * (1 + _ROUNDING)
     low, high = (0.0, jnp.inf) if form == "mask" else (jnp.exp(-bound), jnp.exp(bound))
+    low, high = jnp.where(beyond, low, 0.0), jnp.where(beyond, high, jnp.inf)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, low, high, dual_clip)
     if form == "mask":
-        removed = harmful & (jnp.abs(log_ratio) > bound)
+        removed = harmful & beyond
         surrogate, clipped = jnp.where(removed, 0.0, surrogate), clipped | removed
     metrics = {
         "harmful_tokens": harmful.sum(),
@@ -124,7 +130,7 @@ def _m2po_bound(size: jax.Array, harmful: jax.Array, threshold: ArrayLike, form:
         return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum()
 
     # Round down to a size in the batch, because the search may end at any number between two sizes.
-    bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max()
+    bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max(initial=0.0)
     return jnp.where(squares.sum() > threshold * count, bound, jnp.inf)
 
 
@@ -238,8 +244,9 @@ def bapo_bounds(
         higher = (first < last) & short(clip_low_max, jnp.asarray(highs)[middle])
         return jnp.where(higher, middle + 1, first), jnp.where(higher, last, middle)
 
-    ends = jnp.int32(0), jnp.int32(len(highs) - 1)
-    index = jax.lax.fori_loop(0, len(highs).bit_length(), halve, ends)[0]
+    # One step outside the loop: inside `jax.shard_map` the bounds vary over the devices as the tokens do.
+    ends = halve(0, (jnp.int32(0), jnp.int32(len(highs) - 1)))
+    index = jax.lax.fori_loop(1, len(highs).bit_length(), halve, ends)[0]
     moved = short(clip_low, clip_high)
     low = jnp.where(moved, clip_low_max, clip_low)
     return low, jnp.where(moved, jnp.asarray(highs)[index], clip_high)

@@ -26,11 +26,6 @@ Statistics = Callable[[ArrayLike, ArrayLike, ArrayLike], dict[str, Any]]
 It returns keyword arguments for the objective. The order of the tokens and their rows have no effect.
 """
 
-# The bound of M2PO is the |l| of a token in the batch. The gradient is computed by another program, which may
-# round this |l| upwards. Then the token would be clipped or not by chance, so the bound gets a little larger.
-_ROUNDING = 1e-4
-
-
 # The functions below take all knobs of their objective, and ignore those that do not change the statistic.
 
 
@@ -42,8 +37,7 @@ def _p3o(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, **_: Any)
 def _m2po(
     log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, threshold: float, form: str, **_: Any
 ) -> dict[str, Any]:
-    bound = m2po_bound(log_ratio, advantages, mask, threshold=threshold, form=form)
-    return {"log_bound": bound * (1 + _ROUNDING)}
+    return {"log_bound": m2po_bound(log_ratio, advantages, mask, threshold=threshold, form=form)}
 
 
 def _bapo(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, **knobs: Any) -> dict[str, Any]:

@@ -27,8 +27,9 @@ def largest_integer(
         true = holds(middle)
         return jnp.where(true, middle, low), jnp.where(true, high, middle)
 
-    bounds = jnp.zeros(shape, dtype), jnp.full(shape, high, dtype)
-    return jax.lax.fori_loop(0, high.bit_length(), halve, bounds)[0]
+    # One step outside the loop: inside `jax.shard_map` the bounds vary over the devices as `holds` does.
+    bounds = halve(0, (jnp.zeros(shape, dtype), jnp.full(shape, high, dtype)))
+    return jax.lax.fori_loop(1, high.bit_length(), halve, bounds)[0]
 
 
 def largest_float(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...] = ()) -> jax.Array:

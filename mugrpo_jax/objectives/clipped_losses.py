@@ -10,7 +10,7 @@ from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_number, check_shape
-from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective, on_tokens
+from mugrpo_jax.objectives._objective import Terms, Tokens, logp_on_tokens, min_form, objective
 from mugrpo_jax.objectives.kl import safe_exp
 
 
@@ -141,7 +141,7 @@ def decoupled_ppo(
     check_bounds(clip_low, clip_high)
     check_number("behavior_cap", behavior_cap, strict=True)
     check_shape("proximal_logp", proximal_logp, tokens.mask.shape)
-    proximal = stop_gradient(on_tokens(proximal_logp, tokens.mask))
+    proximal = stop_gradient(logp_on_tokens(proximal_logp, tokens.mask))
     weight = jnp.minimum(safe_exp(proximal - tokens.behavior_logp), behavior_cap)
     step_ratio = safe_exp(tokens.logp - proximal)
     surrogate, clipped = min_form(step_ratio, tokens.advantages, clip_low, clip_high, dual_clip)

@@ -40,8 +40,8 @@ def diagnostics(
 
       `tokens`, `positive_tokens`, `negative_tokens`, `responses`, `positive_responses`, `negative_responses`:
       counts; `positive` and `negative` are the sign of the advantage.
-      `ratio/tokens`, `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. The quantiles of the ratio
-      are `ratio_p05/...`, `ratio_p50/...`, `ratio_p95/...`.
+      `ratio/tokens`, `ratio/positive_tokens`, `ratio/negative_tokens`: mean ratio. Quantiles of the ratio are
+      `ratio_p05/positive_tokens`, `ratio_p05/negative_tokens`, and so on for `p50` and `p95`.
       `within_0.001/tokens`, `within_0.01/tokens`, `within_0.05/tokens`: share of the tokens with a ratio this
       close to 1. Before the first update of a stage, only a gap between sampler and trainer moves ratios.
       `abandoned/positive_responses`, `abandoned/negative_responses`: share of the responses with A > 0 (or

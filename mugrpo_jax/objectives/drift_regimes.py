@@ -49,7 +49,7 @@ def effective_updates(
 
     Args:
       updates: S, a number or an array.
-      signal: c, the share of signal in the power of a gradient, see `signal_share`.
+      signal: c, the share of signal in the power of a gradient, see `signal_share`; below 0 it counts as 0.
       momentum: β₁ of Adam.
       first_stage: count from the first update of a run, where Adam's average starts empty.
 
@@ -58,9 +58,10 @@ def effective_updates(
     >>> round(float(effective_updates(4, 0.5)), 4)  # √(4 · 0.5 + 16 · 0.5)
     3.1623
     """
-    _check_share(signal)
     count = np.asarray(updates, np.float64)
-    share = step_share(signal, momentum)
+    if not (count >= 0).all():
+        raise ValueError(f"updates is {updates}; possible: numbers not below 0")
+    share = step_share(_share(signal), momentum)
     noise = walk_power(count, momentum, first_stage=first_stage)
     return np.sqrt((1 - share) * noise + share * count**2)
 
@@ -99,9 +100,8 @@ def regime(lag: float, signal: float) -> str:
     >>> [regime(lag, 0.01) for lag in (16, 128, 1024)]
     ['noise', 'between', 'ballistic']
     """
-    check_number("lag", lag, strict=True)
-    check_number("signal", signal, low=-1.0)
-    turn = updates_until_signal(min(signal, 1.0))
+    check_number("lag", lag)
+    turn = updates_until_signal(_share(signal))
     if lag <= _NOISE * turn:
         return "noise"
     return "ballistic" if lag >= _BALLISTIC * turn else "between"
@@ -202,10 +202,11 @@ def advise_learning_rate(
     critical_drift: float = math.inf,
     momentum: float = 0.0,
 ) -> Advice:
-    """Return the largest learning rate for stages of `lag` updates, the bound that sets it, and the regime.
+    """Return the largest learning rate for data of this age, the bound that sets it, and the regime.
 
     Args:
-      lag: S, the updates per stage.
+      lag: S, the largest age of a rollout in updates: (L + 1)·µ − 1 for stages of µ updates and a lag of L
+        stages. If it is 0, the data is always fresh and there is no limit of a stage.
       updates: T, the updates of the whole run.
       signal: c, see `signal_share` or `fit_drift`.
       update_size: G, see `update_size` or `fit_drift`.
@@ -219,10 +220,11 @@ def advise_learning_rate(
     >>> round(advice.learning_rate, 6), advice.binding, advice.regime
     (0.002, 'stage', 'noise')
     """
-    for name, value in (("lag", lag), ("updates", updates), ("update_size", update_size)):
+    check_number("lag", lag)
+    for name, value in (("updates", updates), ("update_size", update_size)):
         check_number(name, value, strict=True)
-    signal = max(signal, 0.0)
-    stage = batch_drift / (update_size * float(effective_updates(lag, signal, momentum)))
+    in_stage = update_size * float(effective_updates(lag, signal, momentum))
+    stage = batch_drift / in_stage if lag > 0 else math.inf
     run = critical_drift / (
         update_size * float(effective_updates(updates, signal, momentum, first_stage=True))
     )
@@ -242,7 +244,9 @@ def _least_squares_above_zero(parts: np.ndarray) -> np.ndarray:
     return alone
 
 
-def _check_share(signal: float) -> None:
-    check_number("signal", signal)
-    if signal > 1:
+def _share(signal: float) -> float:
+    """Return the share of signal; one below 0, a chance result of `signal_share`, counts as 0."""
+    check_number("signal", signal, low=-1.0)
+    if signal > 1 + 1e-6:  # a mean of cosines in float32 may be a little above 1
         raise ValueError(f"signal is {signal}; possible: a share between 0 and 1")
+    return min(max(signal, 0.0), 1.0)

@@ -18,9 +18,10 @@ def effective_sample_size(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 
         e = (Σ ρ)² / ((Σ ρ² + 1e-8) · |B|)     over the valid tokens B
 
-    e is 1 if all ratios are equal, and near 1/|B| if one ratio is much larger than all others. e is also 1 if
-    there is no response token or a sum is not finite. If an update has several micro-batches, add up their
-    `ratio_sums` and pass the total to `ess_from_sums`.
+    e is 1 if all ratios are equal (but less if all are 1e-4 or smaller, because of the 1e-8), and near 1/|B|
+    if one ratio is much larger than all others. e is also 1 if there is no response token or a sum is not
+    finite, as Σ ρ² with a ratio above 1e19. If an update has several micro-batches, add up their `ratio_sums`
+    and pass the total to `ess_from_sums`.
 
     >>> ratio = jnp.array([[4.0, 1.0, 1.0, 1.0]])
     >>> round(float(effective_sample_size(jnp.log(ratio), jnp.ones_like(ratio))), 6)

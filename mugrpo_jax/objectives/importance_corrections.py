@@ -27,7 +27,11 @@ LEVELS = ("token", "sequence", "geometric")
 def tis_weights(
     log_ratio: ArrayLike, mask: ArrayLike, *, cap: ArrayLike = 2.0, level: str = "token"
 ) -> jax.Array:
-    """Return the weights of truncated importance sampling, `min(ρ, cap)`; `level` is one of `LEVELS`.
+    """Return the weights of truncated importance sampling, `min(ρ, cap)`.
+
+    Args:
+      cap: the largest weight.
+      level: `token`, `sequence` or `geometric`, see the docstring of this module.
 
     >>> log_ratio = jnp.log(jnp.array([[0.5, 3.0, 0.5]]))
     >>> tis_weights(log_ratio, jnp.array([[1, 1, 0]])).round(4).tolist()
@@ -56,7 +60,7 @@ def mis_mask(
     Args:
       low, high: bounds on the ratio. The defaults are our choice; verl uses 0.999 and 1.001 with
         `level="geometric"`.
-      level: one of `LEVELS`.
+      level: `token`, `sequence` or `geometric`, see the docstring of this module.
 
     >>> mis_mask(jnp.log(jnp.array([[0.4, 1.0, 2.5]])), jnp.ones((1, 3))).tolist()
     [[False, True, False]]

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice
@@ -50,7 +51,9 @@ def kl_estimate(
         return x
     if estimator == "k2":
         return 0.5 * x**2
-    k3 = safe_exp(-x) - 1.0 + x
+    # Above the largest exponent the value is constant, but the gradient keeps its direction: towards x = 0.
+    reverse = safe_exp(-x)
+    k3 = jnp.where(-x > _LARGEST_EXPONENT, reverse * (1.0 + stop_gradient(x) - x), reverse) - 1.0 + x
     if estimator == "k3":
         return k3
     if importance is None:

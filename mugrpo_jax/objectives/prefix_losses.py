@@ -111,7 +111,7 @@ def minpro(tokens: Tokens) -> Terms:
     log_ratio = jnp.where(tokens.mask, stop_gradient(tokens.log_ratio), jnp.inf)
     before = jnp.pad(log_ratio[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.inf)
     smallest = _running(jnp.minimum, before, jnp.inf)
-    log_prefix = jnp.where(jnp.isfinite(smallest), smallest, 0.0)  # the first token has the factor 1
+    log_prefix = jnp.where(smallest == jnp.inf, 0.0, smallest)  # the first token has the factor 1
     # Take exp of the sum, because a factor can exceed the range of float32 even if the product does not.
     policy = safe_exp(log_prefix + tokens.log_ratio) * tokens.advantages
     return Terms(policy, {"prefix_log_ratio/tokens": tokens.mean(log_prefix)})

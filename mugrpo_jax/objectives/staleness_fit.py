@@ -15,7 +15,7 @@ from mugrpo_jax.objectives.staleness_law import StalenessConstants
 class FinishedRun(NamedTuple):
     """The settings and the outcome of one run, an input of `fit_staleness`."""
 
-    lag: float  # S, which is µ for a run with stages
+    lag: float  # S, the largest age of a rollout in updates
     learning_rate: float
     updates: float  # the number of updates that was planned
     collapse: float | None = None  # the update at which the run collapsed; None if it did not collapse
@@ -81,6 +81,8 @@ def fit_staleness(
     if not rows:
         raise ValueError("runs is empty; possible: at least one finished run")
     check_number("spread", spread, low=1.0)
+    for place, run in enumerate(rows):
+        _check_run(f"runs[{place}]", run)
     ends = np.array([r.updates if r.collapse is None else r.collapse for r in rows], np.float64)
     rates = np.array([r.learning_rate for r in rows])
     lasted = (effective_updates(ends, signal, momentum, first_stage=True) * rates).tolist()
@@ -103,6 +105,14 @@ def fit_staleness(
             split(float)[1], split(math.sqrt)[1], split(lambda lag: 1.0)[1], by_drift
         ),
     )
+
+
+def _check_run(name: str, run: FinishedRun) -> None:
+    check_number(f"{name}.lag", run.lag)
+    check_number(f"{name}.learning_rate", run.learning_rate, strict=True)
+    check_number(f"{name}.updates", run.updates, strict=True)
+    if run.collapse is not None and not 0 < run.collapse <= run.updates:
+        raise ValueError(f"{name}.collapse is {run.collapse}; possible: 1 to {run.updates}, or None")
 
 
 def best_split(values: list[float], bad: list[bool]) -> tuple[tuple[float, float], int]:

@@ -8,10 +8,10 @@ This form holds if all updates point in the same direction. If noise dominates t
 of S and T. `mugrpo_jax.objectives.drift_regimes` has the form for both cases; pass the measured `signal` to
 use it.
 
-η is the learning rate. S is the largest age of a rollout in updates (µ for a run with stages), T the number
-of updates. G is the size of an update per unit of learning rate. R_batch is the largest drift within a stage
-at which training is still stable, R_crit the drift since the start at which a run collapses. The code uses
-two constants:
+η is the learning rate. S is the largest age of a rollout in updates, T the number of updates. The last update
+of a stage of µ updates uses rollouts that are µ − 1 updates old; with a lag of L stages, (L + 1)·µ − 1. G is
+the size of an update per unit of learning rate. R_batch is the largest drift within a stage at which training
+is still stable, R_crit the drift since the start at which a run collapses. The code uses two constants:
 
     stale    R_batch / G   the largest stable S · η  (or √S · η)
     horizon  R_crit / G    the largest stable T · η  (or √T · η)
@@ -65,6 +65,8 @@ def staleness_constants(update_size: float, batch_drift: float, critical_drift: 
 def update_size(step_norms: ArrayLike, learning_rate: ArrayLike) -> float:
     """Return G, the size of an update per unit of learning rate: the median of ‖Δθ‖ / η over the updates.
 
+    Updates with a learning rate of 0 or a norm that is not finite are ignored.
+
     Args:
       step_norms: `[updates]`, the norm ‖Δθ‖ of the change of the parameters in each update.
       learning_rate: η, one number or `[updates]`.
@@ -74,9 +76,9 @@ def update_size(step_norms: ArrayLike, learning_rate: ArrayLike) -> float:
     """
     norms = np.asarray(step_norms, np.float64)
     norms, rates = np.broadcast_arrays(norms, np.asarray(learning_rate, np.float64))
-    moving = rates > 0  # in a warm-up, the learning rate of the first update is 0
+    moving = (rates > 0) & np.isfinite(norms)  # in a warm-up, the learning rate of the first update is 0
     if not moving.any():
-        raise ValueError(f"learning_rate is {learning_rate}; possible: above 0 for at least one update")
+        raise ValueError("no update has a learning rate above 0 and a finite norm; possible: at least one")
     return float(np.median(norms[moving] / rates[moving]))
 
 
@@ -89,18 +91,21 @@ def drift_at_level(drift: Sequence[float], signal: Sequence[float], level: float
       level: the value of the signal at which training is no longer stable.
 
     Returns:
-      The drift, interpolated between updates; infinite if the signal never reaches the level.
+      The drift, interpolated between updates; infinite if the signal never reaches the level. Updates with a
+      value that is not finite are left out.
 
     >>> drift_at_level([0.0, 1.0, 2.0, 3.0], [0.0, 0.1, 0.3, 0.2], level=0.2)
     1.5
     """
-    reached = np.asarray(signal, np.float64) >= level
+    both = np.array([drift, signal], np.float64)
+    moved, warning = both[:, np.isfinite(both).all(axis=0)]
+    reached = warning >= level
     if not reached.any():
         return math.inf
     after = int(np.argmax(reached))
     if after == 0:
-        return float(drift[0])
-    return float(np.interp(level, signal[after - 1 : after + 1], drift[after - 1 : after + 1]))
+        return float(moved[0])
+    return float(np.interp(level, warning[after - 1 : after + 1], moved[after - 1 : after + 1]))
 
 
 def largest_learning_rate(
@@ -113,11 +118,11 @@ def largest_learning_rate(
     """Return the upper bound on the learning rate. A stable run needs a rate well below this bound.
 
     Args:
-      lag: S, the largest age of a rollout in updates.
+      lag: S, the largest age of a rollout in updates; 0 if the data is always fresh.
       updates: T, the number of updates in the whole run.
-      constants: the constants of the method, from `staleness_constants` or `fit_staleness`. signal: c, the
-        share of signal in a gradient, see `signal_share`. 1 is the law of the paper, 0 its form for pure
-        noise.
+      constants: the constants of the method, from `staleness_constants` or `fit_staleness`.
+      signal: c, the share of signal in a gradient, see `signal_share`. 1 is the law of the paper, 0 its form
+        for pure noise.
       momentum: β₁ of Adam, which matters if `signal` is below 1.
 
     >>> largest_learning_rate(lag=4, updates=100, constants=UNPROTECTED_GRPO)
@@ -152,11 +157,11 @@ def binding_constraint(
 def _limits(
     lag: float, updates: float, constants: StalenessConstants, signal: float, momentum: float
 ) -> tuple[float, float]:
-    check_number("lag", lag, strict=True)
+    check_number("lag", lag)
     check_number("updates", updates, strict=True)
-    in_stage = effective_updates(lag, signal, momentum)
-    in_run = effective_updates(updates, signal, momentum, first_stage=True)
-    return constants.stale / float(in_stage), constants.horizon / float(in_run)
+    in_stage = float(effective_updates(lag, signal, momentum))
+    in_run = float(effective_updates(updates, signal, momentum, first_stage=True))
+    return constants.stale / in_stage if lag > 0 else math.inf, constants.horizon / in_run
 
 
 def staleness_report(
@@ -167,8 +172,9 @@ def staleness_report(
     The arguments are η and those of `largest_learning_rate`. The default constants are those of the paper,
     for GRPO without protection.
 
-    In the returned dict, `lag_times_rate` is S·η, `updates_times_rate` is T·η, `binding` is the result of
-    `binding_constraint`, and `share_of_limit` is η divided by `largest_learning_rate`.
+    In the returned dict, `lag_times_rate` is S·η, and `updates_times_rate` is T·η. `binding` is the result of
+    `binding_constraint`, `largest_learning_rate` that of the function of this name, and `share_of_limit` is η
+    divided by it.
 
     >>> report = staleness_report(lag=1024, learning_rate=1e-6, updates=4096)
     >>> round(report["lag_times_rate"], 6), report["binding"], round(report["share_of_limit"])

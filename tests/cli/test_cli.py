@@ -237,7 +237,10 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     assert f"prompts     16 checked, their tokens: {lengths}; limit 15" in about_data
     start = f"train {place / 'tiny.yaml'} batch.epochs_per_stage=2 --out {place / 'dry'}"
     assert about_data.endswith(f"nothing was written\nstart       mugrpo {start}\n")
-    assert "reward      cli_rewards:even gives 0 for the worked solution of problem arithmetic-train-" in about_data
+    assert (
+        "reward      cli_rewards:even gives 0 for the worked solution of problem arithmetic-train-"
+        in about_data
+    )
 
 
 def test_memory_that_is_too_small_is_said_in_a_dry_run_and_refused_by_train(place, refused, capsys):

@@ -53,6 +53,8 @@ def test_regimes():
         regime(4, math.nan)
     with pytest.raises(ValueError, match=r"signal is 1\.5; possible: a share between 0 and 1"):
         effective_updates(4, 1.5)
+    with pytest.raises(ValueError, match="updates is -3"):
+        effective_updates(-3, 0.5)
     with pytest.raises(ValueError, match="momentum is 1"):
         effective_updates(4, 0.5, 1.0)
 

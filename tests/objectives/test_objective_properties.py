@@ -105,7 +105,7 @@ def test_micro_batches_add_up_to_the_full_batch(variant, seed):
         for k in range(3)
     ]
     losses, gradients, metrics = zip(*parts)
-    loss, gradient, whole = run(variant, batch, **pooled)
+    loss, gradient, whole = run(variant, batch)
 
     same(sum(losses), loss, scale=loss_scale(variant, batch))
     same(sum(gradients), gradient, scale=largest(gradient))
@@ -166,6 +166,81 @@ def test_huge_log_ratios_give_finite_losses_and_gradients(variant):
         assert np.isfinite(loss)
         assert np.isfinite(gradient).all()
         assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+@every_variant
+@pytest.mark.parametrize("policy, behavior", [(-np.inf, -1), (-1, -np.inf), (-np.inf, -np.inf), (-1e30, -1)])
+def test_impossible_tokens_give_finite_losses_and_gradients(variant, policy, behavior):
+    """A policy or a sampler may give a token the probability 0, for example if it masks logits."""
+    logp, behavior_logp, advantages, mask = random_batch(4, low=0.5, high=2.0)
+    impossible = mask & (np.arange(SHAPE[1]) % 5 == 2)
+    logp, behavior_logp = np.where(impossible, policy, logp), np.where(impossible, behavior, behavior_logp)
+    batch = logp.astype(np.float32), behavior_logp.astype(np.float32), advantages, mask
+    shared = {"reference_logp": np.where(impossible, -np.inf, -1.0)} if variant[0] == "mu_grpo" else {}
+    for scale in (1.0, 0.0):
+        loss, gradient, metrics = run(variant, (*batch[:2], scale * advantages, mask), **shared)
+        assert np.isfinite(loss) and np.isfinite(gradient).all()
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+    if policy < -1e4:
+        assert (gradient[impossible] == 0).all()
+
+
+@every_objective
+def test_numbers_from_outside_a_traced_function_are_accepted(name):
+    """Denominator and statistics of an update are JAX scalars, which a jitted function may close over."""
+    batch = tuple(map(jnp.asarray, random_batch(5)))
+    log_ratio, advantages, mask = batch[0] - batch[1], batch[2], batch[3]
+    statistics = objectives.ObjectiveConfig(name).statistics()
+    knobs = {} if statistics is None else statistics(log_ratio, advantages, mask)
+    knobs["denominator"] = objectives.denominator(mask, aggregation_of((name, {})), max_length=SHAPE[1])
+    knobs |= {"kl_coef": jnp.float32(0.0), **extra_arrays(name, batch)}
+    if name == "mu_grpo":
+        knobs |= {"clip_high": jnp.float32(5.0), "veto_ratio": jnp.float32(1e-4)}
+
+    def loss(logp):
+        return OBJECTIVES[name](logp, *batch[1:], **knobs)[0]
+
+    expected = loss(batch[0])
+    in_scan = jax.lax.scan(lambda total, logp: (total + loss(logp), None), jnp.float32(0.0), batch[0][None])[
+        0
+    ]
+    for found in (jax.jit(loss)(batch[0]), jax.checkpoint(loss)(batch[0]), in_scan):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_objective
+def test_devices_that_see_their_own_rows_add_up(name):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    rows, everywhere = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    batch = tuple(map(jnp.asarray, random_batch(6)))
+    more = extra_arrays(name, batch)
+    aggregation, statistics = aggregation_of((name, {})), objectives.ObjectiveConfig(name).statistics()
+    denominator = objectives.denominator(batch[3], aggregation, max_length=SHAPE[1])
+
+    def of_device(logp, behavior_logp, advantages, mask, more):
+        found = {}
+        if statistics is not None:
+            own = logp - behavior_logp, advantages, mask
+            found = statistics(*(jax.lax.all_gather(x, "data", tiled=True) for x in own))
+        call = functools.partial(OBJECTIVES[name], denominator=denominator, **found, **more)
+        (loss, _), gradient = jax.value_and_grad(call, has_aux=True)(logp, behavior_logp, advantages, mask)
+        objectives.diagnostics(logp, behavior_logp, advantages, mask)
+        return jax.lax.psum(loss, "data"), gradient
+
+    split = jax.shard_map(of_device, mesh=mesh, in_specs=rows, out_specs=(everywhere, rows))
+    loss, gradient = jax.jit(split)(*batch, more)
+    whole, expected, _ = run((name, {}), batch)
+    same(loss, whole, scale=loss_scale((name, {}), tuple(map(np.asarray, batch))))
+    same(gradient, expected, scale=largest(expected))
+
+
+@every_objective
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_a_batch_without_tokens_is_zero(name, shape):
+    empty = jnp.zeros(shape)
+    more = {"proximal_logp": empty} if name == "decoupled_ppo" else {}
+    loss, metrics = OBJECTIVES[name](empty, empty, jnp.zeros(shape[:1]), empty, **more)
+    assert loss == 0 and metrics["tokens"] == 0
 
 
 @every_variant

@@ -107,6 +107,13 @@ def test_kl_estimates_agree_in_expectation():
     np.testing.assert_allclose(slope, x, rtol=1e-6)
 
 
+def test_the_gradient_of_k3_never_turns_round():
+    """Its exponential has a largest value. Beyond it the gradient still pulls the policy back."""
+    slopes = [jax.grad(objectives.kl_estimate)(jnp.float32(x)) for x in (-2.0, -79.0, -81.0, -1e4)]
+    np.testing.assert_allclose(slopes[0], 1 - np.exp(2), rtol=1e-6)
+    assert all(slope < 0 and np.isfinite(slope) for slope in slopes) and slopes[2] == slopes[3]
+
+
 def test_overlong_penalty_counts_tokens():
     penalty = objectives.overlong_penalty([0, 3072, 3584, 4096, 4608], max_length=4096, buffer=1024)
     np.testing.assert_allclose(penalty, [0, 0, -0.5, -1, -1.5])
@@ -122,6 +129,8 @@ def test_denominators_add_up_and_stay_in_numpy():
         assert isinstance(whole, np.generic)
         assert sum(parts) == whole
     assert objectives.denominator(mask, "token_mean") == mask.sum()
+    large = objectives.denominator(jnp.ones((4, 2)), "constant", max_length=2**30)
+    assert float(large) == 2**32, "more than an integer of JAX can hold"
     assert objectives.denominator(mask, "seq_mean_token_sum") == SHAPE[0] - 1, "an empty row is padding"
 
 

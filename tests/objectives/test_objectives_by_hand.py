@@ -285,6 +285,22 @@ def test_m2po_bound():
     assert objectives.m2po_bound(size, *rest, threshold=0.17) == np.inf
 
 
+@pytest.mark.parametrize("form", objectives.M2PO_FORMS)
+def test_m2po_keeps_the_token_that_gives_the_bound_in_every_program(form):
+    """The program of a micro-batch may round the log-ratio of this token a little upwards."""
+    size = jnp.array([[0.05, 0.1, 0.1, 0.2, 0.3, 0.9]])
+    rest = (jnp.zeros((1, 6)), jnp.array([1.0]), jnp.ones((1, 6)))
+    bound = objectives.m2po_bound(size, *rest[1:], form=form)
+    gradient = jax.grad(functools.partial(objectives.m2po, form=form, denominator=1), has_aux=True)
+    rounded = jnp.float32(1 + 1e-6) * size
+    slopes = [
+        -gradient(logp, *rest, **more)[0][0] for logp, more in ((size, {}), (rounded, {"log_bound": bound}))
+    ]
+    kept = size[0] <= bound
+    for slope in slopes:
+        np.testing.assert_allclose(slope, np.where(kept, np.exp(size[0]), 0), rtol=1e-5)
+
+
 def test_m2po_mask_removes_ties_together():
     size = jnp.array([[0.1, 0.3, 0.3, 0.3]])
     bound = objectives.m2po_bound(size, jnp.array([1.0]), jnp.ones((1, 4)), threshold=0.06, form="mask")
@@ -303,6 +319,7 @@ def test_prefix_weights():
     ratio = [1, 1, 0.01, 1, 1]
     np.testing.assert_allclose(slopes_of(objectives.pnpo, ratio), [1, 1, 0.2154, 0.3162, 0.3981], atol=5e-5)
     np.testing.assert_allclose(slopes_of(objectives.minpro, ratio), [1, 1, 0.01, 0.01, 0.01], rtol=1e-6)
+    np.testing.assert_array_equal(slopes_of(objectives.minpro, [1, 0, 1, 1]), [1, 0, 0, 0])
 
 
 def test_sapo_gradient_weights():

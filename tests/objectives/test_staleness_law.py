@@ -39,11 +39,39 @@ def test_report_of_the_published_setting():
     np.testing.assert_allclose(report["share_of_limit"], 640)
 
 
+def test_data_that_is_always_fresh_has_no_limit_of_a_stage():
+    report = staleness_report(lag=0, learning_rate=1e-6, updates=100)
+    assert (report["lag_times_rate"], report["binding"]) == (0, "horizon")
+    np.testing.assert_allclose(report["largest_learning_rate"], UNPROTECTED_GRPO.horizon / 100)
+
+
+def test_a_share_of_signal_below_zero_counts_as_zero():
+    """`signal_share` may estimate such a share by chance."""
+    limits = [largest_learning_rate(64, 256, LAW, signal) for signal in (-0.001, 0.0)]
+    assert limits[0] == limits[1]
+
+
+@pytest.mark.parametrize(
+    "run, message",
+    [
+        ((4, 1e-6, 100, 200), r"runs\[1\].collapse is 200; possible: 1 to 100, or None"),
+        ((4, 1e-6, 100, 0), r"runs\[1\].collapse is 0"),
+        ((4, -1e-6, 100, 20), r"runs\[1\].learning_rate is -1e-06; possible: a number above 0"),
+        ((-4, 1e-6, 100, 20), r"runs\[1\].lag is -4"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(run, message):
+    with pytest.raises(ValueError, match=message):
+        fit_staleness([(4, 1e-6, 100, 32), run])
+
+
 def test_measured_constants():
     assert update_size([2e-4, 1e-4, 6e-4], [1e-6, 1e-6, 2e-6]) == pytest.approx(200)
     assert drift_at_level([0.0, 1.0, 2.0], [0.0, 0.1, 0.3], 0.2) == pytest.approx(1.5)
     assert drift_at_level([0.5, 1.0], [0.3, 0.4], 0.2) == 0.5
     assert drift_at_level([0.0, 1.0], [0.0, 0.1], 0.2) == math.inf
+    assert drift_at_level([0.0, 0.5, 1.0, 2.0], [0.0, math.nan, 0.1, 0.3], 0.2) == pytest.approx(1.5)
+    assert update_size([1e-4, math.nan, 3e-4], 1e-6) == pytest.approx(200)
     assert staleness_constants(200.0, 0.04, 0.8) == pytest.approx(LAW)
 
 
