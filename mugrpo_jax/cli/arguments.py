@@ -52,7 +52,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
         except ValueError:
             number = None
         if number is None or not smallest <= number < 2**63:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {smallest}")
+            most = " and below 2^63" if number is not None and number >= smallest else ""
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {smallest}{most}")
         return number
 
     return read

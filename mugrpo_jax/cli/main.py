@@ -28,8 +28,10 @@ from mugrpo_jax.cli import (
     train,
 )
 from mugrpo_jax.cli import eval as evaluate
+from mugrpo_jax.cli.streams import drop, usable_output
 from mugrpo_jax.training_packages import check_installed
 
+SHOWING = ("config", "rollouts", "plan")  # commands that only show something
 STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
 COMMANDS = (
     *(
@@ -56,29 +58,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     error that the user can fix, which is printed.
     """
     arguments = parse(argv)
+    with usable_output(lasting=arguments.command not in SHOWING):
+        return _execute(arguments)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
     try:
         check_installed(f"mugrpo {arguments.command}")
     except ModuleNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
     _silence_background_threads()
-    from mugrpo_jax.distributed import Stopped
-
+    try:
+        from mugrpo_jax.distributed import Stopped
+    except KeyboardInterrupt:
+        return _interrupted()
     try:
         arguments.run(arguments)
+        sys.stdout.flush()
     except Stopped as stopped:
         print(f"mugrpo: stopped before the end, {stopped}; the same command continues", file=sys.stderr)
         return STOPPED
     except KeyboardInterrupt:
-        print("mugrpo: interrupted; the same command continues", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `mugrpo ... | head`: the other program has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _interrupted()
+    except BrokenPipeError:  # `mugrpo rollouts ... | head`: the other program has seen enough
+        drop(sys.stdout)
         return 0
     except (ValueError, OSError) as error:
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def _interrupted() -> int:
+    print("mugrpo: interrupted; the same command continues", file=sys.stderr)
+    return 130
 
 
 def program() -> NoReturn:

@@ -1,10 +1,12 @@
 """Say what came out of a run that has finished, and what to do next."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mugrpo_jax.config import RunConfig
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import absolute, to_path
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
@@ -32,6 +34,7 @@ def ending(config: RunConfig, folder: Path) -> str:
             [f"{record['reward']:.3f}" for record in records if record["kind"] == "stage"],
             "mean of the first and the last stage",
         ),
+        "skipped": _skipped(records),
         "report": str(folder / "report.html") if (folder / "report.html").exists() else "",
         "next": _next(config, folder),
     }
@@ -42,8 +45,18 @@ def _change(values: list[str], what: str) -> str:
     return f"{values[0]} before, {values[-1]} after ({what})" if len(values) > 1 else ""
 
 
+def _skipped(records: Sequence[Mapping[str, Any]]) -> str:
+    counts = [record["skipped"] for record in records if record["kind"] == "update" and "skipped" in record]
+    if not counts or counts[-1] == 0:
+        return ""
+    return f"{counts[-1]:,.0f} of the updates changed nothing, because their gradient was not finite"
+
+
 def _next(config: RunConfig, folder: Path) -> str:
     run = shlex.quote(str(folder))
     if config.replay.run is not None and not is_stage(to_path(config.replay.run)):
         return f"mugrpo report {shlex.quote(config.replay.run)} {run} -o comparison.html"
-    return f"mugrpo export {run} {shlex.quote(f'models/{folder.name}')}"
+    target = f"models/{folder.name}"
+    if absolute(to_path(target)) == absolute(to_path(config.model.source)):
+        target += "-trained"
+    return f"mugrpo export {run} {shlex.quote(target)}"

@@ -32,6 +32,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
     if is_stage(to_path(config.replay.run)):
         return imported_rollouts(config)
     other, other_config = _other(config)
+    if other_config.replay.run is not None:
+        source = other_config.replay.run
+        raise ConfigError(f"{other}: is itself a replay of {source} and has no rollouts; replay {source}")
     theirs, ours = _origin(other_config), _origin(config)
     if not _from_the_model(config, other_config):
         theirs["lora"], ours["lora"] = (configs.to_dict(each.lora) for each in (other_config, config))

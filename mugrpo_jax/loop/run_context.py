@@ -31,7 +31,7 @@ from mugrpo_jax.runs.run_data import check_data, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SamplerWatch, refuse_samplers
-from mugrpo_jax.runs.set_aside import set_aside
+from mugrpo_jax.runs.set_aside import reason_to_move, set_aside
 from mugrpo_jax.runs.start_times import FIRST_TOKEN, StartTimes
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.time_left import TimeLeft
@@ -172,6 +172,11 @@ def open_run(
                 raise ConfigError(f"task {task.name}: no training problems")
             if not overwrite:
                 check_data(path, sources)
+            elif back_to is not None and (reason := reason_to_move(path, config, sources)):
+                raise ConfigError(
+                    f"--back-to: {path} cannot go back, because --overwrite would move it away ({reason}); "
+                    "leave out one of the two"
+                )
             tokenizer = run_model_tokenizer(config)
             task, lengths = check_problems(config, task, tokenizer)
             environment = check_environment(config, tokenizer, task.train)

@@ -49,6 +49,10 @@ def sample(
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         waiting = Waiting(wait_limit_s)
         refuse_beside_trainer(run)
+        if (run / "config.yaml").exists() and read_config(run).replay.run is not None:
+            raise ConfigError(
+                f"{run}: is a replay, which has its rollouts already; there is nothing to sample"
+            )
         _wait_for_trainer(run, waiting, stop, watch)
         sign = resources.enter_context(SignOfLife(run))
         context = open_context(run, overrides, stop, resources)

@@ -1,7 +1,7 @@
 """Compute advantages by comparing the responses to the same prompt.
 
-For NumPy arrays, the functions return NumPy arrays, so that a data loader needs no device. For all other
-inputs, they return JAX arrays.
+For NumPy arrays, the functions return NumPy arrays, so that a data loader needs no device. They then compute
+in float64, so that the square of a large reward is finite. For all other inputs, they return JAX arrays.
 """
 
 from typing import Any
@@ -46,15 +46,16 @@ def group_advantages(rewards: ArrayLike, *, kind: str = "std", eps: float = 1e-6
     check_number("eps", eps)
     library = _library(rewards)
     equal = equal_groups(rewards)[:, None]
-    values = library.asarray(rewards).astype(jnp.float32)
+    values = library.asarray(rewards).astype(np.float64 if library is np else jnp.float32)
     group = values.shape[1]
     centred = library.where(equal, 0.0, values - values.mean(axis=1, keepdims=True))
     if kind == "rloo":
-        return centred * group / (group - 1)
+        return (centred * group / (group - 1)).astype(jnp.float32)
     if kind == "mean":
-        return centred
+        return centred.astype(jnp.float32)
     spread = values.std(axis=1, ddof=1, keepdims=True) if kind == "std" else values.std(ddof=1)
-    return centred / library.where(equal, 1.0, spread + eps)  # equal groups stay 0 even without an eps
+    # Equal groups stay 0 even without an eps.
+    return (centred / library.where(equal, 1.0, spread + eps)).astype(jnp.float32)
 
 
 def equal_groups(rewards: ArrayLike) -> Any:

@@ -151,7 +151,9 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         **({"start": run.start} if run.start else {}),
         "held-out accuracy": "not evaluated"
         if first is None or last is None
-        else f"{first['accuracy']:.3f} → {last['accuracy']:.3f} ± {last['standard_error']:.3f}",
+        else f"{first['accuracy']:.3f} → {last['accuracy']:.3f} ± {last['standard_error']:.3f}"
+        if first is not last
+        else f"{last['accuracy']:.3f} ± {last['standard_error']:.3f}",
         "µ × stages": f"{run.config.batch.updates_per_stage} × {run.config.batch.stages}",
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }

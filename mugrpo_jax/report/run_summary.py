@@ -40,7 +40,8 @@ def comparison(runs: Sequence[History]) -> str:
 def _first_and_last(run: History) -> str:
     if not run.evaluations:
         return "–"
-    return " → ".join(f"{run.evaluations[i]['accuracy']:.3f}" for i in (0, -1))
+    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    return " → ".join(f"{record['accuracy']:.3f}" for record in ends)
 
 
 def _mean(run: History, metric: str) -> float:
@@ -83,11 +84,9 @@ def _percent(share: float) -> str:
 def _accuracy(run: History) -> list[str]:
     if not run.evaluations:
         return []
-    first, last = run.evaluations[0], run.evaluations[-1]
-    return [
-        f"held-out accuracy {first['accuracy']:.3f} ± {first['standard_error']:.3f} → "
-        f"{last['accuracy']:.3f} ± {last['standard_error']:.3f} on {last['problems']} problems"
-    ]
+    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    values = " → ".join(f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}" for record in ends)
+    return [f"held-out accuracy {values} on {ends[-1]['problems']} problems"]
 
 
 def _number(value: float) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.rollouts.records import FINISH_REASONS, Group, Rollout
+from mugrpo_jax.tasks.task import LARGEST_REWARD
 
 FORMAT = "mugrpo-rollouts/1"
 # The columns of a row and their Parquet types. In JSON, a list is a list, and a map is an object.
@@ -244,8 +245,9 @@ def _number(what: str, value: Any) -> float:
         number = float(value) if isinstance(value, (int, float)) else math.nan
     except OverflowError:  # an integer with hundreds of digits
         number = math.inf
-    if not math.isfinite(number):
-        raise BadRow(f"the {what} {repr(value)[:40]} is not a finite number")
+    if not abs(number) <= LARGEST_REWARD:
+        most = f", at most {LARGEST_REWARD:g}" if math.isfinite(number) else ""
+        raise BadRow(f"the {what} {repr(value)[:40]} is not a finite number{most}")
     return number
 
 

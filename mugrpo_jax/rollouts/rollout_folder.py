@@ -168,7 +168,7 @@ def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolde
     """
     path = folder / "manifest.json"
     if not path.exists():
-        raise RolloutError(f"{path}: not found; the stage is not complete, run the same command to finish it")
+        raise RolloutError(f"{path}: not found; the stage is not complete, let mugrpo train finish it")
     manifest = read_manifest(path)
     stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
     if len(manifest["sha256"]) != stage.shards:

@@ -132,8 +132,8 @@ class SamplerWatch:
         return time.monotonic() - max(changes) if changes else None
 
 
-def refuse_samplers(run: Path) -> None:
-    """Raise an error if a sampler of the run is alive, because this process wants to sample itself."""
+def refuse_samplers(run: Path, remedy: str = "stop it, or add --rollouts wait") -> None:
+    """Raise an error with a `remedy` if a sampler of the run is alive, because it would be in the way."""
     found = {
         path: content for path in (run / "samplers").glob("*.json") if (content := owned_files.read(path))
     }
@@ -142,10 +142,8 @@ def refuse_samplers(run: Path) -> None:
         for path, content in list(found.items()):
             alive = owned_files.alive_here(owned_files.parse(content)) if owned_files.parse(content) else None
             if alive or owned_files.read(path) not in (content, None):
-                raise ConfigError(
-                    f"{run}: {owned_files.name(content)} samples for this run (mugrpo sample); stop it, or "
-                    "add --rollouts wait"
-                )
+                name = owned_files.name(content)
+                raise ConfigError(f"{run}: {name} samples for this run (mugrpo sample); {remedy}")
             if alive is False or time.monotonic() > end:
                 owned_files.remove(path)
                 del found[path]

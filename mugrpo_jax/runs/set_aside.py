@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mugrpo_jax.config import ConfigError, RunConfig
-from mugrpo_jax.files import absolute, move_folder, to_path
+from mugrpo_jax.files import absolute, is_remote, move_folder, to_path
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import changed_data
 from mugrpo_jax.runs.run_folder import differences
@@ -28,10 +28,14 @@ def set_aside(folder: Path, config: RunConfig, sources: Mapping[str, str]) -> No
         return
     if config.replay.run is not None and absolute(to_path(config.replay.run)) == absolute(folder):
         raise ConfigError(f"--overwrite: {folder} holds the rollouts to replay; use another --out")
-    target = place_beside(folder)
+    linked = not is_remote(folder) and folder.is_symlink()
+    place = absolute(folder) if linked else folder  # a link stays, and the folder that it points to is moved
+    target = place_beside(place)
     with RunLock(folder):  # nobody else trains there
-        refuse_samplers(folder)
-        move_folder(folder, target)
+        refuse_samplers(folder, "stop it first")
+        move_folder(place, target)
+        if linked:
+            place.mkdir()
     (target / "lock.json").unlink(missing_ok=True)  # ours, which moved with the folder
     progress.say(f"{folder}: the run that was here is now in {target}, because of --overwrite: {reason}")
 

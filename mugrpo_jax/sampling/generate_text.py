@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import jax
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from mugrpo_jax.models import ModelConfig, Tokenizer
+from mugrpo_jax.models import ModelConfig, Params, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
+from mugrpo_jax.models.weights import weights_fingerprint
 from mugrpo_jax.sampling.prompt_files import Name, check_output, claim_output, finished, read_prompts
 from mugrpo_jax.sampling.prompts import Prompt, RenderedPrompt, render_prompts
 from mugrpo_jax.sampling.requests import (
@@ -97,7 +98,7 @@ def generate_file(
         (token ids). Or a list of prompts, as for `generate`.
       out: the JSONL file to write. Each line is one response with the keys from `generate`; lines are in the
         order in which the responses finish. The settings are stored in `OUT.settings.json`, and a later call
-        with other settings or prompts raises an error.
+        with other settings, prompts or weights raises an error.
       name: what the stored settings call the model; None takes `model`. A loaded model needs a name.
     """
     if jax.process_count() > 1:
@@ -112,15 +113,19 @@ def generate_file(
     config, tokenizer = _description(model)
     wanted = render_prompts(tokenizer, given, raw=raw)
     digest = hashlib.sha256(json.dumps([(p.text, p.tokens) for p in wanted]).encode()).hexdigest()
-    claim_output(
-        out, {"model": name or str(model), **dataclasses.asdict(chosen), "raw": raw, "prompts_sha256": digest}
-    )
+    origin = {"model": name or str(model), **dataclasses.asdict(chosen), "raw": raw, "prompts_sha256": digest}
+    claim_output(out, origin)  # again when the weights are loaded, which takes a while
     requests = _requests(config, tokenizer, wanted, chosen, finished(out))
+
+    def claim(params: Params) -> None:
+        claim_output(out, origin | {"weights_sha256": weights_fingerprint(params)})
+
+    records = _records(
+        model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress, claim=claim
+    )
     written = 0
     with out.open("a", buffering=1, encoding="utf-8") as file:
-        for record in _records(
-            model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress
-        ):
+        for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             written += 1
     return written
@@ -143,9 +148,14 @@ def _records(
     slots: int | None,
     mesh: Mesh | None,
     progress: bool,
+    claim: Callable[[Params], None] = lambda params: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one dict per requested response, in the order in which the responses finish."""
+    """Yield one dict per requested response, in the order in which the responses finish.
+
+    `claim` is called with the weights before the first response, also if none is requested.
+    """
     if not requests:
+        claim(_loaded(model, sampler_dtypes(settings.dtype)["dtype"], mesh).params)
         return
     config, tokenizer = _description(model)
     plan = plan_for_requests(config, requests, slots=slots, mesh=mesh, **sampler_dtypes(settings.dtype))
@@ -153,7 +163,7 @@ def _records(
     bar = tqdm(total=count, unit=" responses", disable=not progress)
     bar.write(str(plan), file=sys.stderr) if progress else None
     empty = 0
-    with bar, _sampler(model, plan) as sampler:
+    with bar, _sampler(model, plan, claim) as sampler:
         for response in sampler.run(requests):
             record = _record(response, prompts[response.index], tokenizer)
             empty += not record["text"].strip()
@@ -181,10 +191,15 @@ def _hint(tokenizer: Tokenizer, raw: bool) -> str:
     return "look at `prompt` in the output, and try other words, another --seed or a lower --temperature"
 
 
-def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan) -> Sampler:
+def _sampler(model: str | Path | LoadedModel, plan: SamplerPlan, claim: Callable[[Params], None]) -> Sampler:
     """Return a sampler. Weights that are loaded here are freed once the sampler has its own copy."""
-    loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=plan.dtype, mesh=plan.mesh)
+    loaded = _loaded(model, plan.dtype, plan.mesh)
+    claim(loaded.params)
     return Sampler(loaded.model, loaded.params, plan)
+
+
+def _loaded(model: str | Path | LoadedModel, dtype: Any, mesh: Mesh | None) -> LoadedModel:
+    return model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, mesh=mesh)
 
 
 def _requests(

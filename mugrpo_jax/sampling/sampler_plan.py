@@ -181,7 +181,9 @@ def plan_sampler(
         )
     if max_length > config.max_positions:
         raise ValueError(
-            f"sampler: max_length={max_length} exceeds the model's max_positions={config.max_positions}"
+            f"sampler: prompts of {max_prompt:,} and responses of {max_length - max_prompt:,} tokens exceed "
+            f"the model's {config.max_positions:,} positions; lower sampling.max_prompt_tokens or "
+            "sampling.max_response_tokens (or --max-tokens)"
         )
     if mesh is not None:
         check_mesh(config, mesh)

@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Any, Self
 
 from mugrpo_jax.tasks.rewards import load_reward
-from mugrpo_jax.tasks.task import Problem, RewardFunction, Verdict
+from mugrpo_jax.tasks.task import LARGEST_REWARD, Problem, RewardFunction, Verdict
 
 FAILURES = ("timeout", "crash", "error", "invalid")
 STATUSES = ("ok", *FAILURES)
@@ -145,11 +145,19 @@ def call_reward(reward: RewardFunction, text: str, problem: Problem) -> Score:
         value: Any = reward(text, problem)
         verdict = value if isinstance(value, Verdict) else Verdict(value)
         value = verdict.value
-        if isinstance(value, Real) and math.isfinite(value):
-            return Score(float(value), verdict.status, shortened(verdict.detail))
-        return Score(math.nan, "invalid", shortened(f"returned {value!r}; possible: a finite number"))
+        if isinstance(value, Real) and abs(number := _as_float(value)) <= LARGEST_REWARD:
+            return Score(number, verdict.status, shortened(verdict.detail))
+        possible = f"a finite number, at most {LARGEST_REWARD:g}"
+        return Score(math.nan, "invalid", shortened(f"returned {value!r}; possible: {possible}"))
     except (Exception, SystemExit) as error:  # a reward that calls `sys.exit` must not end the run
         return Score(math.nan, "error", describe(error))
+
+
+def _as_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer with hundreds of digits
+        return math.inf
 
 
 def describe(error: BaseException) -> str:

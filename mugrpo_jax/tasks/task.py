@@ -53,6 +53,7 @@ class Verdict:
 
 
 RewardFunction = Callable[[str, Problem], float | Verdict]
+LARGEST_REWARD = 1e30  # also its sum over all responses of a stage fits into float32
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -241,6 +242,39 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
         "reward      cli_rewards:even gives 0 for the worked solution of problem arithmetic-train-"
         in about_data
     )
+
+
+def test_a_closed_pipe_ends_no_work(run, tmp_path, monkeypatch):
+    """`mugrpo rollouts export ... | true` writes everything; `mugrpo rollouts ... | true` may stop early."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["rollouts", str(run)]) == 0
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(sys, "stderr", closed)
+        assert main(["rollouts", "export", str(run), "--out", str(tmp_path / "open")]) == 0
+    assert len(list((tmp_path / "open").glob("stage-*"))) == CONFIG["batch"]["stages"]
+
+
+def test_back_to_and_overwrite_contradict_each_other_before_anything_is_moved(run, place, refused):
+    message = refused("train", place / "tiny.yaml", "seed=5", "--out", run, "--back-to", 2, "--overwrite")
+    assert message.startswith(
+        f"--back-to: {run} cannot go back, because --overwrite would move it away (seed"
+    )
+    assert run.is_dir() and not run.with_name("run.old-1").exists()
+
+
+def test_a_replay_has_no_rollouts_to_replay_or_to_sample(run, tmp_path, refused):
+    replayed = configs.to_dict(configs.load(run / "config.yaml", [f"replay.run={run}"]))
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "config.yaml").write_text(yaml.safe_dump(replayed))
+    message = refused("replay", tmp_path / "again", "--out", tmp_path / "more")
+    assert message == f"{tmp_path / 'again'}: is itself a replay of {run} and has no rollouts; replay {run}"
+    assert "is a replay, which has its rollouts already" in refused("sample", tmp_path / "again")
 
 
 def test_memory_that_is_too_small_is_said_in_a_dry_run_and_refused_by_train(place, refused, capsys):
@@ -823,7 +857,10 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["sampling.slots=7"], "slots=7 must be a positive multiple of the 8 devices"),
         (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
         (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
-        (["sampling.max_response_tokens=2000", "batch.tokens_per_micro_batch=4096"], "max_positions=1024"),
+        (
+            ["sampling.max_response_tokens=2000", "batch.tokens_per_micro_batch=4096"],
+            "1,024 positions;",
+        ),
         (["task.name=arithmetics"], "task is 'arithmetics'; did you mean arithmetic? possible: "),
         (
             ["task.options.dificulty=1"],

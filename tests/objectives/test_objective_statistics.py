@@ -134,6 +134,16 @@ def test_denominators_add_up_and_stay_in_numpy():
     assert objectives.denominator(mask, "seq_mean_token_sum") == SHAPE[0] - 1, "an empty row is padding"
 
 
+def test_the_square_of_a_large_reward_does_not_overflow():
+    rewards = np.array([[0.0, 1e20, 2e20, 1e30], [1e30, 0.0, 0.0, 1e30]], np.float32)
+    for kind in objectives.ADVANTAGE_KINDS:
+        advantages = objectives.group_advantages(rewards, kind=kind)
+        scaled = objectives.group_advantages(rewards * np.float32(1e-30), kind=kind, eps=1e-36)
+        assert advantages.dtype == np.float32 and np.abs(advantages).max() > 0
+        scale = np.float32(1e30 if kind in ("mean", "rloo") else 1)
+        np.testing.assert_allclose(advantages, scale * scaled, rtol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def diagnose():
     return jax.jit(objectives.diagnostics)

@@ -197,6 +197,7 @@ def write(tmp_path, *rows):
         ({"env_mask": [0, 0]}, "the mask says that the policy wrote no token"),
         ({"reward": "1"}, "the reward '1' is not a finite number"),
         ({"reward": 10**400}, "the reward 1000+ is not a finite number"),
+        ({"reward": -1e300}, r"the reward -1e\+300 is not a finite number, at most 1e\+30"),
         ({"prompt_ids": [3, 4, 5]}, "the only response of its group"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),

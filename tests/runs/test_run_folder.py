@@ -119,6 +119,20 @@ def test_overwrite_moves_a_run_only_if_it_cannot_continue(tmp_path, capsys):
     assert "train.jsonl has changed" in capsys.readouterr().out
 
 
+def test_overwrite_moves_the_folder_behind_a_link_and_keeps_the_link(tmp_path):
+    """The link may lead to a larger disk, where the new run belongs too."""
+    disk, link = tmp_path / "disk" / "real", tmp_path / "runs" / "link"
+    disk.mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(disk)
+    RunFolder(link, configs.load(None))
+    record(link)
+    set_aside(link, configs.load(None, ["seed=1"]), {})
+    assert link.is_symlink() and disk.is_dir() and not list(disk.iterdir())
+    assert (tmp_path / "disk" / "real.old-1" / "metrics.jsonl").exists()
+    assert [path.name for path in link.parent.iterdir()] == ["link"]
+
+
 def test_what_was_chosen_at_the_first_start_is_kept(tmp_path):
     chosen = ["model.remat=dots", "model.scan_layers=false", "batch.tokens_per_micro_batch=4224"]
     RunFolder(tmp_path, configs.load(None, ["seed=3", *chosen]))

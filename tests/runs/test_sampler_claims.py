@@ -154,6 +154,8 @@ def test_a_trainer_that_samples_itself_is_refused_beside_samplers(tmp_path, caps
         refuse_samplers(tmp_path)
     with far(SignOfLife(tmp_path)), pytest.raises(ConfigError, match="samples for this run"):
         refuse_samplers(tmp_path)
+    with SignOfLife(tmp_path), pytest.raises(ConfigError, match=r"samples for this run .*; stop it first$"):
+        refuse_samplers(tmp_path, "stop it first")
     dead = owned_files.text_of(owned_files.this_process() | {"machine": "far"})
     (tmp_path / "samplers" / "dead.json").write_bytes(dead)
     capsys.readouterr()

@@ -141,6 +141,23 @@ def test_other_settings_are_refused_and_nothing_is_lost(prompts, tmp_path):
     assert out.read_bytes() == before
 
 
+def test_other_weights_are_refused_even_if_nothing_is_left_to_do(prompts, tmp_path):
+    """A run may have trained on, or another run may be in its folder now."""
+    out, model = tmp_path / "out.jsonl", load_model("tiny")
+    generate_file(model, prompts, out, name="runs/mine", **SETTINGS)
+    before = out.read_bytes()
+    assert generate_file(model, prompts, out, name="runs/mine", **SETTINGS) == 0
+    norm = model.params["norm"].at[0].multiply(1.001)
+    other = replace(model, params=model.params | {"norm": norm})
+    for kept in (before, before[: before.index(b"\n") + 1]):
+        out.write_bytes(kept)
+        with pytest.raises(
+            ValueError, match=r"out.jsonl: was begun with other weights than now, so .*; choose"
+        ):
+            generate_file(other, prompts, out, name="runs/mine", **SETTINGS)
+        assert out.read_bytes() == kept
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

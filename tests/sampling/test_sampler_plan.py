@@ -117,7 +117,7 @@ def test_buckets_cover_every_length():
     [
         ({"max_prompt": 0}, r"max_prompt=0 must be at least 1"),
         ({"max_prompt": 1024}, r"below max_length=1024"),
-        ({"max_length": 40_000}, r"max_length=40000 exceeds the model's max_positions=32768"),
+        ({"max_length": 40_000}, r"tokens exceed the model's 32,768 positions; lower"),
         ({"slots": 0}, r"slots=0 must be a positive multiple"),
     ],
 )

@@ -50,7 +50,7 @@ def test_both_scorers_give_the_same_scores_in_order_and_count_them(pool, problem
         assert pool.counts - before == +inline.counts
         assert set(inline.counts) == set(STATUSES)
     assert scores[4].detail == "RuntimeError: no idea"
-    assert scores[6].detail == "returned '1.0'; possible: a finite number"
+    assert scores[6].detail == "returned '1.0'; possible: a finite number, at most 1e+30"
     texts = ["SystemExit: 0", "RuntimeError: half of an emoji: \\ud83d", "Unprintable"]
     assert [score.detail for score in scores[8:11]] == texts
 

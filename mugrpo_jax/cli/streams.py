@@ -1,0 +1,64 @@
+"""What a command prints must not end its work: keep writing if the other end of a pipe closes."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+class LastingStream:
+    """A text stream to a pipe. Once the other end is closed, it drops what is written, without an error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it if nobody reads the pipe any more."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            drop(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is in the buffer, or drop it."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            drop(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def drop(stream: TextIO) -> None:
+    """Let everything that is written to a stream from now on disappear."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+@contextlib.contextmanager
+def usable_output(*, lasting: bool) -> Iterator[None]:
+    """Let `print` and progress bars work with any stdout and stderr of this process.
+
+    Characters that a stream cannot encode are replaced, and a closed stream drops everything. With `lasting`,
+    a stream also drops everything after the other end of a pipe was closed; otherwise that is an error.
+    """
+    before = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as opened:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # the file descriptor was closed when the process started
+                stream = opened.enter_context(open(os.devnull, "w"))
+            elif hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+            setattr(sys, name, LastingStream(stream) if lasting else stream)
+        try:
+            yield
+        finally:
+            if lasting:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            sys.stdout, sys.stderr = before
