@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     The status is 0 if the command did all its work, `STOPPED` if it was asked to stop before, and 2 after an
     error that the user can fix, which is printed.
     """
-    arguments = parse(argv)
+    with usable_output(lasting=False):
+        arguments = parse(argv)
     with usable_output(lasting=arguments.command not in SHOWING):
         return _execute(arguments)
 
