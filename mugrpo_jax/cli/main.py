@@ -82,10 +82,10 @@ def _execute(arguments: argparse.Namespace) -> int:
         return STOPPED
     except KeyboardInterrupt:
         return _interrupted()
-    except BrokenPipeError:  # `mugrpo rollouts ... | head`: the other program has seen enough
-        drop(sys.stdout)
-        return 0
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
+            drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
+            return 0
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0

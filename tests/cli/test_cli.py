@@ -260,6 +260,14 @@ def test_a_closed_pipe_ends_no_work(run, tmp_path, monkeypatch):
     assert len(list((tmp_path / "open").glob("stage-*"))) == CONFIG["batch"]["stages"]
 
 
+def test_a_broken_pipe_to_another_process_is_an_error(run, refused, monkeypatch):
+    def broken(arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("mugrpo_jax.cli.export.run", broken)
+    assert refused("export", run, "models/x") == "[Errno 32] Broken pipe"
+
+
 def test_back_to_and_overwrite_contradict_each_other_before_anything_is_moved(run, place, refused):
     message = refused("train", place / "tiny.yaml", "seed=5", "--out", run, "--back-to", 2, "--overwrite")
     assert message.startswith(

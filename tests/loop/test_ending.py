@@ -1,0 +1,34 @@
+"""The last lines that a run prints."""
+
+import json
+
+import pytest
+
+from mugrpo_jax import config as configs
+from mugrpo_jax.loop.ending import ending
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that writes a journal, with so many skipped updates, and returns the lines about it."""
+
+    def lines(skipped, *overrides, name="mine"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        updates = [{"kind": "update", "updates": i, "skipped": min(i, skipped)} for i in (1, 2, 3)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(update) + "\n" for update in updates))
+        text = ending(configs.load(None, list(overrides)), folder)
+        return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+    return lines
+
+
+def test_skipped_updates_are_told(run):
+    assert "skipped" not in run(0)
+    assert run(2)["skipped"] == "2 of the updates changed nothing, because their gradient was not finite"
+
+
+def test_the_next_command_never_names_the_folder_of_the_model_that_was_trained(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(0)["next"].endswith("runs/mine models/mine")
+    assert run(0, "model.source=models/mine")["next"].endswith("runs/mine models/mine-trained")
