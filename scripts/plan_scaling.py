@@ -37,6 +37,7 @@ def main() -> None:
         "--fsdp",
         nargs="+",
         default=["all"],
+        choices=["all", *map(str, SHAPES)],
         help="chips that share one copy of the weights: all, or a number; the other chips have copies",
     )
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a micro-batch on each device")

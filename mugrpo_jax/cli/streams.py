@@ -8,13 +8,13 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream to a pipe. Once the other end is closed, it drops what is written, without an error."""
+    """A text stream to a pipe. When the program that reads the pipe has ended, it drops what is written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it if nobody reads the pipe any more."""
+        """Write a text. If the program that read the pipe has ended, drop the text."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -22,7 +22,7 @@ class LastingStream:
             return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer, or drop it."""
+        """Write what is in the buffer. If the program that read the pipe has ended, drop it."""
         try:
             self._stream.flush()
         except BrokenPipeError:

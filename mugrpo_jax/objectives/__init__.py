@@ -25,7 +25,7 @@ example with `functools.partial`. Inside `jax.shard_map` a call sees the rows of
 `denominator` of all devices and add up the losses with `jax.lax.psum`.
 
 **Extremes.** A log-prob below −10,000, also −∞, counts as −10,000 and gets no gradient. A ratio is at most
-e^80, and has no gradient beyond it. NaN on a response token gives a loss of NaN.
+e^80; beyond that, it is a constant without a gradient. NaN on a response token gives a loss of NaN.
 
 **Notation** in all docstrings: π is the policy, b the behavior policy, and A the advantage of a token.
 l_t = log π(y_t) − log b(y_t) is the log-ratio of token y_t, and ρ_t = exp(l_t) is its ratio. J_t is the

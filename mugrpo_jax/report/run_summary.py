@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,12 @@ def comparison(runs: Sequence[History]) -> str:
 def _first_and_last(run: History) -> str:
     if not run.evaluations:
         return "–"
-    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
-    return " → ".join(f"{record['accuracy']:.3f}" for record in ends)
+    return " → ".join(f"{record['accuracy']:.3f}" for record in _ends(run))
+
+
+def _ends(run: History) -> list[Any]:
+    """Return the first and the last evaluation; one if there is only one."""
+    return [*run.evaluations[:1], *run.evaluations[1:][-1:]]
 
 
 def _mean(run: History, metric: str) -> float:
@@ -84,7 +89,7 @@ def _percent(share: float) -> str:
 def _accuracy(run: History) -> list[str]:
     if not run.evaluations:
         return []
-    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    ends = _ends(run)
     values = " → ".join(f"{record['accuracy']:.3f} ± {record['standard_error']:.3f}" for record in ends)
     return [f"held-out accuracy {values} on {ends[-1]['problems']} problems"]
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -244,19 +243,13 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     )
 
 
-def test_a_closed_pipe_ends_no_work(run, tmp_path, monkeypatch):
+def test_a_closed_pipe_ends_no_work(run, tmp_path, closed_pipe, monkeypatch):
     """`mugrpo rollouts export ... | true` writes everything; `mugrpo rollouts ... | true` may stop early."""
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w", buffering=1) as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        assert main(["rollouts", str(run)]) == 0
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w", buffering=1) as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(sys, "stderr", closed)
-        assert main(["rollouts", "export", str(run), "--out", str(tmp_path / "open")]) == 0
+    monkeypatch.setattr(sys, "stdout", closed_pipe())
+    assert main(["rollouts", str(run)]) == 0
+    monkeypatch.setattr(sys, "stdout", closed_pipe())
+    monkeypatch.setattr(sys, "stderr", closed_pipe())
+    assert main(["rollouts", "export", str(run), "--out", str(tmp_path / "open")]) == 0
     assert len(list((tmp_path / "open").glob("stage-*"))) == CONFIG["batch"]["stages"]
 
 

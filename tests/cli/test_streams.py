@@ -6,40 +6,26 @@ import sys
 
 import pytest
 
-from mugrpo_jax.cli.streams import LastingStream, drop, usable_output
-
-
-@pytest.fixture
-def closed_pipe():
-    """A stream to a pipe that nobody reads, as after `| head` has ended."""
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w", buffering=1) as stream:
-        yield stream
+from mugrpo_jax.cli.streams import LastingStream, usable_output
 
 
 def test_a_lasting_stream_drops_what_nobody_reads(closed_pipe):
-    stream = LastingStream(closed_pipe)
+    pipe = closed_pipe()
+    stream = LastingStream(pipe)
     assert stream.write("one line\n") == 9
     stream.flush()
     print("and more", file=stream, flush=True)
-    assert not stream.isatty() and stream.encoding == closed_pipe.encoding
+    assert not stream.isatty() and stream.encoding == pipe.encoding
 
 
 def test_only_a_command_that_shows_something_ends_with_its_pipe(closed_pipe, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", closed_pipe)
-    done = False
+    monkeypatch.setattr(sys, "stdout", pipe := closed_pipe())
     with usable_output(lasting=True):
         print("a line")
-        done = True
-    assert done and sys.stdout is closed_pipe
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w", buffering=1) as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        with pytest.raises(BrokenPipeError), usable_output(lasting=False):
-            print("a line")
-        drop(closed)
+    assert sys.stdout is pipe
+    monkeypatch.setattr(sys, "stdout", closed_pipe())
+    with pytest.raises(BrokenPipeError), usable_output(lasting=False):
+        print("a line")
 
 
 def test_what_cannot_be_encoded_is_replaced(monkeypatch):
