@@ -21,6 +21,8 @@ import pytest
 from fake_gcs import FakeGcs
 from jaxlib import xla_client
 
+from mugrpo_jax.cli.streams import drop
+
 xla_client.CompileOptions()  # XLA reads its flags here, once
 # libtpu reads them later, when it compiles, and ends the process at a flag that it does not know.
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(quick_programs.flags(), quick_programs.COMMON)
@@ -104,3 +106,18 @@ def bucket(_storage_server, monkeypatch):
     for name, value in _storage_server.environment.items():
         monkeypatch.setenv(name, value)
     return _storage_server
+
+
+@pytest.fixture
+def closed_pipe():
+    """A function that returns a stream to a pipe whose reader has ended, as `head` does after a few lines."""
+    with contextlib.ExitStack() as opened:
+
+        def make():
+            read, write = os.pipe()
+            os.close(read)
+            stream = opened.enter_context(os.fdopen(write, "w", buffering=1))
+            opened.callback(drop, stream)  # what is still in its buffer would fail when it is closed
+            return stream
+
+        yield make
