@@ -78,12 +78,19 @@ def draw_methods(runs: Sequence[Run], path: Path) -> None:
 
 
 def draw_side_by_side(runs: Sequence[Run], path: Path) -> None:
-    """The methods at one learning rate: accuracy, triggers, vetoed tokens. Thin lines are seeds."""
+    """The methods at one learning rate: accuracy, triggers, vetoed tokens. Thin lines are seeds.
+
+    Dotted lines are generations of stale data, if a run has more than one.
+    """
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.6), layout="constrained")
     _draw_panels(axes, list(PANELS), runs, METHODS, _seeds(runs))
+    stage = max(run["batch"]["updates_per_stage"] for run in runs)
+    later = range(stage, max(run["updates"] for run in runs), stage)
     for axis, label in zip(axes, PANELS, strict=True):
         axis.set_title(label, fontsize=10)
-        axis.set_xlabel("updates on one generation")
+        axis.set_xlabel("updates" if later else "updates on one generation")
+        for start in later:
+            axis.axvline(start, linestyle=":", linewidth=1, color="0.6")
     _finish(figure, path)
 
 

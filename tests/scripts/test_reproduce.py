@@ -417,7 +417,8 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
-        ("## SmolLM2-135M on chains", "## The quickstart", ["chains", "chains_first", "chains_again"]),
+        ("## SmolLM2-135M on chains", "### Stages of 1,024", ["chains", "chains_first", "chains_again"]),
+        ("### Stages of 1,024", "## The quickstart", ["chains_long"]),
         ("## The quickstart", "## Times", ["quickstart"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
