@@ -28,6 +28,7 @@ from mugrpo_jax.cli import (
     train,
 )
 from mugrpo_jax.cli import eval as evaluate
+from mugrpo_jax.cli.interrupts import INTERRUPTED, LINE, ending_at_once, none_lost
 from mugrpo_jax.cli.streams import drop, usable_output
 from mugrpo_jax.training_packages import check_installed
 
@@ -70,18 +71,18 @@ def _execute(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     _silence_background_threads()
-    try:
+    with ending_at_once():
         from mugrpo_jax.distributed import Stopped
-    except KeyboardInterrupt:
-        return _interrupted()
     try:
-        arguments.run(arguments)
+        with none_lost():
+            arguments.run(arguments)
         sys.stdout.flush()
     except Stopped as stopped:
         print(f"mugrpo: stopped before the end, {stopped}; the same command continues", file=sys.stderr)
         return STOPPED
     except KeyboardInterrupt:
-        return _interrupted()
+        print(LINE, file=sys.stderr)
+        return INTERRUPTED
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
             drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
@@ -89,11 +90,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
-
-
-def _interrupted() -> int:
-    print("mugrpo: interrupted; the same command continues", file=sys.stderr)
-    return 130
 
 
 def program() -> NoReturn:
