@@ -214,6 +214,18 @@ def test_an_unknown_config_name_lists_the_known_ones(tmp_path, monkeypatch):
         configs.load("mine.yaml")
 
 
+def test_the_folder_of_a_run_is_no_config_but_has_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 3")
+    with pytest.raises(
+        ConfigError,
+        match=r"^runs/mine: the folder of a run, .*: mugrpo train runs/mine/config.yaml --out runs/mine$",
+    ):
+        configs.load("runs/mine")
+    assert configs.load("runs/mine/config.yaml").seed == 3
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "x.yaml"
     with pytest.raises(ConfigError, match=r"x.yaml: no such config file"):

@@ -79,6 +79,11 @@ def _file(path: str | Path) -> Path:
         return file
     if str(path) in (shipped := shipped_configs.files()):
         return shipped[str(path)]
+    if (file / "config.yaml").exists():
+        raise ConfigError(
+            f"{path}: the folder of a run, not a config file; to continue it: mugrpo train {path}/config.yaml "
+            f"--out {path}"
+        )
     name = re.sub(r"^configs/|\.ya?ml$", "", str(path))
     near = difflib.get_close_matches(name, shipped, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
