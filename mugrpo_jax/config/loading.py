@@ -81,8 +81,8 @@ def _file(path: str | Path) -> Path:
         return shipped[str(path)]
     if (file / "config.yaml").exists():
         raise ConfigError(
-            f"{path}: the folder of a run, not a config file; to continue it: mugrpo train {path}/config.yaml "
-            f"--out {path}"
+            f"{path}: the folder of a run, not a config file; to continue it: "
+            f"mugrpo train {path}/config.yaml --out {path}"
         )
     name = re.sub(r"^configs/|\.ya?ml$", "", str(path))
     near = difflib.get_close_matches(name, shipped, n=1)

@@ -9,6 +9,7 @@ from mugrpo_jax.files.line_files import read_json_object as read_json_object
 from mugrpo_jax.files.storage import PATIENCE_S as PATIENCE_S
 from mugrpo_jax.files.storage import absolute as absolute
 from mugrpo_jax.files.storage import create as create
+from mugrpo_jax.files.storage import discard as discard
 from mugrpo_jax.files.storage import flush as flush
 from mugrpo_jax.files.storage import is_remote as is_remote
 from mugrpo_jax.files.storage import local_copy as local_copy

@@ -110,9 +110,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         _upload(path, data)
         return
     temporary = path.with_name(f"{path.name}.{_PROCESS}.tmp")
-    temporary.write_bytes(data)
-    flush(temporary)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        discard(temporary)  # after an error; on a full disk it would take room
 
 
 def create(path: Path, content: bytes) -> bool:
@@ -155,6 +158,12 @@ def publish(temporary: Path, path: Path) -> None:
         temporary.unlink()
     else:
         os.replace(temporary, path)
+
+
+def discard(temporary: Path) -> None:
+    """Remove a local file that did not get its name, if it is there."""
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def local_copy(path: Path, folder: Path) -> Path:

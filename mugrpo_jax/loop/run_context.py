@@ -28,7 +28,7 @@ from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import check_data, claim_data
-from mugrpo_jax.runs.run_folder import RunFolder, check_config, keep_choices
+from mugrpo_jax.runs.run_folder import RunFolder, check_config, is_sampled, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SamplerWatch, refuse_samplers
 from mugrpo_jax.runs.set_aside import reason_to_move, set_aside
@@ -194,7 +194,7 @@ def open_run(
             if overwrite and jax.process_index() == 0:
                 set_aside(path, config, sources)
         folder = _open_folder(path, config, resources, samples=wait_limit_s is None)
-        if wait_limit_s is None and jax.process_index() == 0:
+        if wait_limit_s is None and jax.process_index() == 0 and not is_sampled(path, config):
             refuse_samplers(path)
         with distributed.together("data"):
             if choices and jax.process_index() == 0:

@@ -22,7 +22,7 @@ from mugrpo_jax.loop.sampler_work import SamplerWork, start_trainer
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_same_data
-from mugrpo_jax.runs.run_folder import check_same_config, read_config, stage_folder
+from mugrpo_jax.runs.run_folder import check_same_config, is_sampled, read_config
 from mugrpo_jax.runs.run_lock import refuse_beside_trainer, trainer_sign
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
@@ -46,41 +46,52 @@ def sample(
       watch: wait for policies that are not published yet; False: sample what is possible now.
       wait_limit_s: how long to wait for a sign of life of the trainer.
     """
+    if run.is_file():
+        raise ConfigError(
+            f"{run}: a file; mugrpo sample needs the folder of the run, the --out of its trainer"
+        )
     with StopRequest() as stop, contextlib.ExitStack() as resources:
-        waiting = Waiting(wait_limit_s)
-        refuse_beside_trainer(run)
+        waiting, trainer = Waiting(wait_limit_s), refuse_beside_trainer(run)
         if (run / "config.yaml").exists() and read_config(run).replay.run is not None:
             raise ConfigError(
                 f"{run}: is a replay, which has its rollouts already; there is nothing to sample"
             )
-        _wait_for_trainer(run, waiting, stop, watch)
+        _wait_for_trainer(run, waiting, stop, watch, trainer)
         sign = resources.enter_context(SignOfLife(run))
-        context = open_context(run, overrides, stop, resources)
+        context = open_context(run, overrides, stop, resources, sign)
         SamplerWork(context, run, sign, waiting, watch=watch).work()
 
 
-def _wait_for_trainer(run: Path, waiting: Waiting, stop: StopRequest, watch: bool) -> None:
-    """Wait until the run has a policy: from then on, its config does not change any more."""
-    while not any(True for _ in run.glob("policies/*/policy.json")) and not _is_sampled(run):
+def _wait_for_trainer(
+    run: Path, waiting: Waiting, stop: StopRequest, watch: bool, trainer: bytes | None
+) -> None:
+    """Wait until the run has a policy: from then on, its config does not change any more.
+
+    `trainer` is the sign of life of the trainer at the start.
+    """
+    while not any(True for _ in run.glob("policies/*/policy.json")) and not _sampled(run):
         if stop.requested:
             raise Stopped("nothing was sampled yet")
         if not watch:
             raise ConfigError(
                 f"{run}: no policy is published; {start_trainer(run)}, or wait for it with --watch"
             )
+        refuse_beside_trainer(run, before=trainer)
         waiting.pause(
             f"the trainer to publish a policy in {run}", trainer_sign(run), lambda: start_trainer(run)
         )
 
 
-def _is_sampled(run: Path) -> bool:
-    if not (run / "config.yaml").exists():
-        return False
-    return all((stage_folder(run, stage) / "manifest.json").exists() for stage in read_config(run).stages)
+def _sampled(run: Path) -> bool:
+    return (run / "config.yaml").exists() and is_sampled(run, read_config(run))
 
 
 def open_context(
-    run: Path, overrides: Sequence[str], stop: StopRequest, resources: contextlib.ExitStack
+    run: Path,
+    overrides: Sequence[str],
+    stop: StopRequest,
+    resources: contextlib.ExitStack,
+    sign: SignOfLife,
 ) -> SamplingContext:
     """Load model and task of a run as its trainer did; raise an error if config or data are others."""
     config = configs.changed(read_config(run), list(overrides))
@@ -95,17 +106,23 @@ def open_context(
         progress.say(line)
     mesh = loading_mesh(run_model_shape(config))  # of all devices; a sampler needs no other kind of mesh
     check_behaviors(config, mesh)
-    return sampling_context(run, config, task, mesh, stop, resources)
+    return sampling_context(run, config, task, mesh, stop, resources, sign)
 
 
 def sampling_context(
-    run: Path, config: RunConfig, task: Task, mesh: Mesh, stop: StopRequest, resources: contextlib.ExitStack
+    run: Path,
+    config: RunConfig,
+    task: Task,
+    mesh: Mesh,
+    stop: StopRequest,
+    resources: contextlib.ExitStack,
+    sign: SignOfLife,
 ) -> SamplingContext:
     """Return what a sampler on the devices of a mesh needs."""
     setup = load_sampling_setup(config, mesh)
     devices = re.sub(r"\W+", "-", f"{mesh.devices.flat[0].device_kind} {mesh.size}")
     slots = run / "samplers" / "slots"
     make_folder(slots)
-    setup = dataclasses.replace(setup, sampler_file=slots / f"{devices}.json")
+    setup = dataclasses.replace(setup, sampler_file=slots / f"{devices}.json", on_tokens=sign.moved)
     resources.callback(setup.programs.close)
     return SamplingContext(setup, task, stop, resources)

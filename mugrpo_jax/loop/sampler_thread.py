@@ -27,7 +27,8 @@ class SamplerThread:
     def __init__(self, run: Path, config: RunConfig, task: Task, wait_limit_s: float) -> None:
         self._run, self._stop, self._resources = run, StopRequest(), contextlib.ExitStack()
         mesh = sampling_only_mesh(config, run_model_shape(config))
-        self._context = sampling_context(run, config, task, mesh, self._stop, self._resources)
+        self._sign = SignOfLife(run)
+        self._context = sampling_context(run, config, task, mesh, self._stop, self._resources, self._sign)
         self._waiting, self._device = Waiting(wait_limit_s), mesh.devices.flat[0]
         self._thread = ThreadPoolExecutor(1, "sampler")
         self._result: Future[None] | None = None
@@ -52,6 +53,6 @@ class SamplerThread:
         with (
             contextlib.suppress(Stopped),
             jax.default_device(self._device),
-            SignOfLife(self._run) as sign,
+            self._sign as sign,
         ):
             SamplerWork(self._context, self._run, sign, self._waiting, watch=True).work()

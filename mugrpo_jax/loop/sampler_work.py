@@ -67,6 +67,7 @@ class SamplerWork:
     def _work(self) -> None:
         lag, left = self._context.config.batch.lag, self._open(self._context.config.stages)
         while left := self._still_left(left):
+            self._sign.moved()
             self._same_run.check()
             if self._context.stop.requested:
                 raise Stopped("all shards that were written are kept")
@@ -145,6 +146,7 @@ class SamplerWork:
     def _free_shards(self, rollouts: RolloutFolder, claims: Claims, taken: list[int]) -> Iterator[int]:
         """Claim one missing shard after the other, each when the iterator is asked for it; fill `taken`."""
         for shard in range(rollouts.shards):
+            self._sign.moved()
             if self._context.stop.requested:
                 return
             if rollouts.path(shard).exists() or not claims.claim(f"{shard:05d}"):

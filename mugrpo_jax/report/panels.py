@@ -144,8 +144,9 @@ def gap(runs: Sequence[History]) -> Panel:
                 lines.append(Line(i, name, run.values("stage")[first], y, style="points"))
     note = (
         "The upper point of a stage is its token with the largest gap, the lower one the mean of all tokens. "
-        "Before the first update of a stage, sampler and trainer have the same weights. What differs is "
-        "their arithmetic: about 1e-6 in float32, about 1e-2 in bfloat16. With 8-bit sampling, the rounding "
+        "Before the first update of a stage, sampler and trainer have the same weights (with a lag, only in "
+        "stage 0, so only this stage is shown). What differs is their arithmetic: about 1e-6 in float32, "
+        "about 1e-2 in bfloat16. With 8-bit sampling, the rounding "
         "of the sampler's weights is in here too. So is the distance to another model or temperature that "
         "wrote responses."
     )

@@ -22,6 +22,7 @@ from typing import Any
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from mugrpo_jax.files import (
+    discard,
     flush,
     is_remote,
     local_copy,
@@ -243,10 +244,14 @@ def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, An
             writer.write(record)
         writer.close()
         flush(temporary)
+        write_json(path.with_suffix(".json"), {**summary, "sha256": sha256(temporary)}, indent=None)
+        publish(temporary, path)
     except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
-        raise RolloutError(f"{path}: cannot be written ({error}); the same command continues") from None
-    write_json(path.with_suffix(".json"), {**summary, "sha256": sha256(temporary)}, indent=None)
-    publish(temporary, path)
+        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason.removeprefix("write() failed: ").partition("; writing ")[0]
+        raise RolloutError(f"{path}: cannot be written ({reason}); the same command continues") from None
+    finally:
+        discard(temporary)  # after an error; on a full disk it would take room
 
 
 def holds_records(path: Path, summary: Mapping[str, Any]) -> bool:

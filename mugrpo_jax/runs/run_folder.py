@@ -175,6 +175,11 @@ def stage_folder(run: Path, stage: int) -> Path:
     return run / "rollouts" / f"stage-{stage:03d}"
 
 
+def is_sampled(run: Path, config: RunConfig) -> bool:
+    """Return whether the rollouts of all stages are complete."""
+    return all((stage_folder(run, stage) / "manifest.json").exists() for stage in config.stages)
+
+
 def reference_folder(run: Path, stage: int) -> Path:
     """Return the folder with the reference policy's log-probs for the rollouts of a stage."""
     return run / "reference" / f"stage-{stage:03d}"

@@ -24,15 +24,21 @@ def trainer_sign(folder: Path) -> bytes | None:
     return owned_files.read(folder / LOCK)
 
 
-def refuse_beside_trainer(folder: Path) -> None:
-    """Raise an error if a trainer on this machine samples itself, because this process wants to sample."""
+def refuse_beside_trainer(folder: Path, *, before: bytes | None = None) -> bytes | None:
+    """Raise an error if a trainer samples itself, because this process wants to sample.
+
+    Returns the trainer's sign of life. A trainer on another machine is known to be alive once its sign is not
+    the one from `before`.
+    """
     content = trainer_sign(folder)
     owner = owned_files.parse(content)
-    if owner.get("samples") and owned_files.alive_here(owner):
+    alive = owned_files.alive_here(owner) if owner else False
+    if owner.get("samples") and (alive or (alive is None and before not in (None, content))):
         raise ConfigError(
             f"{folder}: {owned_files.name(content)} trains here and samples itself; stop it, and start it "
             "with --rollouts wait"
         )
+    return content
 
 
 class RunLock:

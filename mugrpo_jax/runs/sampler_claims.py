@@ -21,9 +21,11 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import create, make_folder, plain_errors, publish, remove_folder
 from mugrpo_jax.runs import owned_files, progress
 from mugrpo_jax.runs.stop import Stopped
+from mugrpo_jax.runs.time_left import duration
 
 _BEAT_S = 5.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which a sampler is dead
+_STUCK_S = 3600.0  # seconds without a step of its work after which a sampler gives no more signs of life
 _LAST_ERROR = "last_error"
 _LONGEST_ERROR = 500  # characters
 
@@ -31,13 +33,18 @@ _LONGEST_ERROR = 500  # characters
 class SignOfLife:
     """Tells other processes, in a `with` block, that this sampler of a run is alive.
 
-    If the block ends with an error, the error is left in the folder for the trainer.
+    It is alive as long as `moved` is called now and then. A sampler whose work hangs gives no more signs, so
+    that others take over. If the block ends with an error, the error is left in the folder for the trainer.
     """
 
     def __init__(self, run: Path) -> None:
         self.folder, self.owner = run / "samplers", owned_files.this_process()
         self._path = self.folder / f"{self.owner['token']}.json"
-        self._ended = threading.Event()
+        self._ended, self._moved = threading.Event(), time.monotonic()
+
+    def moved(self) -> None:
+        """Note that the work of this sampler goes on."""
+        self._moved = time.monotonic()
 
     def __enter__(self) -> "SignOfLife":
         try:
@@ -72,9 +79,16 @@ class SignOfLife:
             publish(self._path, self.folder / _LAST_ERROR)
 
     def _beat(self) -> None:
-        beats = 0
+        beats, told = 0, False
         while not self._ended.wait(_BEAT_S):
-            beats += 1
+            if (idle := time.monotonic() - self._moved) > _STUCK_S:
+                if not told:
+                    progress.say(
+                        f"{self.folder.parent}: this sampler hangs, it did nothing for {duration(idle)}"
+                    )
+                told = True
+                continue
+            beats, told = beats + 1, False
             with contextlib.suppress(OSError):  # the file system may be away for a while
                 if (content := owned_files.read(self._path)) is not None:
                     owned_files.rewrite(self._path, content, owned_files.text_of(self.owner, beats))

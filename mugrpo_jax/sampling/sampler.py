@@ -38,7 +38,7 @@ class Sampler:
         share them.
       prepared: whether `params` already come from `sampling_params`, with the shardings of the plan. The
         sampler then uses them without a copy.
-      on_tokens: called when the first device loop of a run has ended, so that the first tokens are sampled.
+      on_tokens: called whenever a device loop has ended, so that new tokens are sampled.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Sampler:
             yield from run.responses()
             self._open()  # the caller may have closed the sampler meanwhile
             run.finish_loop()
-            if self._on_tokens is not None and self.stats.loops == 1:
+            if self._on_tokens is not None:
                 self._on_tokens()
         # After a turn that ended by its text, the device may still sample in the slot.
         self._left_behind = dialogue is not None and dialogue.turn_end is not None

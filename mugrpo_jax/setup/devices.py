@@ -44,9 +44,9 @@ def training_devices(config: RunConfig, devices: Sequence[Any]) -> Sequence[Any]
             "mesh.sampling_devices: only on one host; on several, start mugrpo sample on its own"
         )
     if count >= len(devices):
+        remedy = f"use at most {len(devices) - 1}" if len(devices) > 1 else "leave this key out"
         raise ConfigError(
-            f"mesh.sampling_devices: {count} of the {len(devices)} devices here leave none to train; use at "
-            f"most {len(devices) - 1}"
+            f"mesh.sampling_devices: {count} of the {len(devices)} devices here leave none to train; {remedy}"
         )
     return devices[:-count]
 

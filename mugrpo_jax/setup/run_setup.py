@@ -33,7 +33,7 @@ class RunSetup:
 
     `mesh` has all devices of the run. `programs` has the compiled programs of all samplers and of the update
     step, so that only the first sampler compiles. `sampler_file` records the planned slots; None plans them
-    anew at every start. A sampler calls `on_tokens` when it has sampled its first tokens. `base` are the
+    anew at every start. A sampler calls `on_tokens` whenever it has sampled new tokens. `base` are the
     frozen weights of a LoRA run; without them, all weights that `sampler` gets are complete.
     `behavior_plans` and `behavior_programs` are the sizes and the compiled programs of the samplers of other
     models, by their sources.

@@ -31,9 +31,9 @@ def test_the_old_file_stays_when_writing_fails(tmp_path, monkeypatch, step):
     monkeypatch.setattr(os, step, full)
     with pytest.raises(OSError, match="no space left"):
         files.write_atomically(path, "new\n")
-    assert path.read_text() == "old\n"
+    assert path.read_text() == "old\n" and list(tmp_path.iterdir()) == [path]
     monkeypatch.undo()
-    files.write_atomically(path, "new\n")  # the temporary file of the failure is in nobody's way
+    files.write_atomically(path, "new\n")
     assert path.read_text() == "new\n"
 
 

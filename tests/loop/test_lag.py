@@ -1,5 +1,6 @@
 """With `batch.lag` = L, a stage trains on rollouts of the policy from L stages earlier, also after a kill."""
 
+import contextlib
 import errno
 import functools
 import itertools
@@ -321,8 +322,10 @@ def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
         pytest.raises(ConfigError, match=r"trains here and samples itself.*--rollouts wait"),
     ):
         sample(apart)
-    with SignOfLife(apart), pytest.raises(ConfigError, match="samples for this run"):
-        train(config, apart)
+    with SignOfLife(place / "beside"), pytest.raises(ConfigError, match="samples for this run"):
+        train(config, place / "beside")
+    with pytest.raises(ConfigError, match=r"config.yaml: a file; mugrpo sample needs the folder"):
+        sample(apart / "config.yaml")
     with pytest.raises(
         ConfigError, match=r"no policy is published; start the trainer with .* --rollouts wait"
     ):
@@ -331,6 +334,35 @@ def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
         ConfigError, match=r"to publish a policy in .*without a sign of life.*start the trainer"
     ):
         sample(place / "nothing", wait_limit_s=0.1)
+
+
+def test_a_waiting_sampler_is_refused_once_a_trainer_samples_itself(place, monkeypatch):
+    folder, resources, original = place / "late", contextlib.ExitStack(), Waiting.pause
+    monkeypatch.setattr("mugrpo_jax.runs.run_lock._BEAT_S", 0.05)
+
+    def pause(self, *rest):  # the trainer starts while the sampler waits
+        if not (folder / "lock.json").exists():
+            resources.enter_context(RunLock(folder, samples=True))
+        original(self, *rest)
+
+    refused = r"trains here and samples itself.*--rollouts wait"
+    with monkeypatch.context() as patch, resources, pytest.raises(ConfigError, match=refused):
+        patch.setattr(Waiting, "pause", pause)
+        sample(folder, wait_limit_s=10)
+    with RunLock(folder, samples=True) as lock:  # on another machine: it is alive if its sign changes
+        lock._owner["machine"] = "far".ljust(len(lock._owner["machine"]))
+        while b'"machine": "far' not in (folder / "lock.json").read_bytes():
+            time.sleep(0.01)
+        with pytest.raises(ConfigError, match=refused):
+            sample(folder, wait_limit_s=10)
+
+
+def test_a_finished_run_does_not_wait_for_a_dead_sampler_of_another_machine(whole, apart, capsys):
+    sign = apart / "samplers" / "elsewhere.json"
+    sign.write_bytes(owned_files.text_of(owned_files.this_process() | {"machine": "far"}))
+    train(whole[0], apart)
+    sign.unlink()
+    assert "finished" in (said := capsys.readouterr().out) and "sign of life" not in said
 
 
 def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(place, whole):

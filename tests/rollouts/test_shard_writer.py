@@ -1,6 +1,7 @@
 """Shards leave for the disk when their last score is in, whatever the order in which responses come."""
 
 import dataclasses
+import errno
 import threading
 from concurrent.futures import Future
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import files
-from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups
+from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups, rollout_folder
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.rollouts.records import decode, encode
 from mugrpo_jax.rollouts.rollout_folder import summarise
@@ -125,6 +126,20 @@ def test_what_fails_while_writing_is_raised_where_responses_are_added(stage):
     with ShardWriter(stage, PROBLEMS, three) as writer, failure:
         fill(writer, (0,))
         writer.finish()  # if it was not written before the last response came
+
+
+@pytest.mark.parametrize("full", ["flush", "publish", "write_json"])
+def test_a_shard_that_does_not_fit_on_the_disk_leaves_nothing_behind(stage, monkeypatch, full):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rollout_folder, full, fail)
+    path = stage.path(0)
+    with pytest.raises(
+        RolloutError, match=r"0\.arrayrecord: cannot be written \(No space left on device\); "
+    ):
+        rollout_folder.write_records(path, [b"one", b"two"], {})
+    assert not list(path.parent.glob("*.tmp")) and not path.exists()
 
 
 def test_parts_of_several_models_are_joined_in_the_order_of_the_samples(stage):

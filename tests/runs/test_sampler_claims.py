@@ -90,6 +90,24 @@ def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypa
         assert list(signs_of_life(tmp_path, but=here)) == [f"{hanging.owner['token']}.json"]
 
 
+def test_a_sampler_whose_work_hangs_gives_no_signs_until_it_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sampler_claims, "_STUCK_S", 0.2)
+
+    def changes():
+        before, end = signs_of_life(tmp_path), time.monotonic() + 0.3
+        while time.monotonic() < end and signs_of_life(tmp_path) == before:
+            time.sleep(0.01)
+        return signs_of_life(tmp_path) != before
+
+    with SignOfLife(tmp_path) as sign:
+        assert changes()
+        time.sleep(0.4)
+        assert not changes() and not changes()
+        assert capsys.readouterr().out.count("this sampler hangs, it did nothing for") == 1
+        sign.moved()
+        assert changes()
+
+
 def test_only_samplers_that_are_alive_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(sampler_claims, "_DEAD_S", 1.0)
     watch = SamplerWatch()
