@@ -34,6 +34,7 @@ from mugrpo_jax.training_packages import check_installed
 
 SHOWING = ("config", "rollouts", "plan")  # commands that only show something
 STOPPED = 3  # exit status of a command that was asked to stop before its end, on every host
+_LOOP_CLOSED = "Event loop is closed"  # of the loop in which a checkpoint was written
 COMMANDS = (
     *(
         init,
@@ -108,16 +109,22 @@ def program() -> NoReturn:
 def _silence_background_threads() -> None:
     """Print nothing about checkpoints except the one line of the error that `main` prints.
 
-    Orbax logs a lot about every checkpoint, and TensorStore prints a stack trace for each array not written.
+    Orbax logs a lot about every checkpoint, and TensorStore prints a stack trace for each array not written;
+    which hook it calls depends on its version.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    sys.excepthook = _print_error
+    sys.excepthook, sys.unraisablehook = _print_error, _print_unraisable
 
 
 def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if str(error) != "Event loop is closed":
+    if str(error) != _LOOP_CLOSED:
         sys.__excepthook__(kind, error, trace)
+
+
+def _print_unraisable(lost: "sys.UnraisableHookArgs") -> None:
+    if str(lost.exc_value) != _LOOP_CLOSED:
+        sys.__unraisablehook__(lost)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

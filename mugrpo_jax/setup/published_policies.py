@@ -27,6 +27,7 @@ from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_setup import RunSetup
 from mugrpo_jax.training import copy_weights
+from mugrpo_jax.training.checkpoints import not_written
 from mugrpo_jax.training.checksums import damage, write_checksums
 
 
@@ -163,6 +164,4 @@ def _plain_error(path: Path) -> Any:
     except (ValueError, OSError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = " ".join(reason.split())[:300]
-        raise ConfigError(f"{path}: cannot be written ({reason}); the same command continues") from None
+        raise not_written(path, error) from None

@@ -39,6 +39,13 @@ class Cursor:
     journal: dict[str, Any] | None = None
 
 
+def not_written(path: Path, error: Exception) -> ConfigError:
+    """Return one line about an error with which Orbax did not write a folder."""
+    known = re.findall(r"([^:]+) \[os_error_code|\[Errno \d+\] ([^:]+)", str(error))
+    reason = "".join(known[-1]).strip() if known else " ".join(str(error).split())[:300]
+    return ConfigError(f"{path}: cannot be written ({reason}); the same command continues")
+
+
 class CheckpointStore:
     """A folder of checkpoints. `keep` says which checkpoints to keep; with None, the folder is read-only.
 
@@ -162,10 +169,7 @@ class CheckpointStore:
             yield
         except (ValueError, OSError) as error:
             self._failed = True
-            known = re.findall(r"([^:]+) \[os_error_code|\[Errno \d+\] ([^:]+)", str(error))
-            reason = "".join(known[-1]).strip() if known else " ".join(str(error).split())[:300]
-            path = self.path(self._saving)
-            raise ConfigError(f"{path}: cannot be written ({reason}); the same command continues") from None
+            raise not_written(self.path(self._saving), error) from None
 
     def _kept(self, steps: Sequence[int]) -> set[int]:
         keep = self._keep

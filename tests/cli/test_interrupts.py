@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mugrpo_jax.cli import main as cli
 from mugrpo_jax.cli.interrupts import INTERRUPTED, LINE, ending_at_once, none_lost
 
 
@@ -74,3 +75,18 @@ def test_an_ignored_ctrl_c_stays_ignored(ctrl_c):
     with ending_at_once():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_write_that_failed_in_a_closed_loop_is_told_once_by_its_own_error(capsys, monkeypatch):
+    """TensorStore reports each array that Orbax did not wait for."""
+    monkeypatch.setattr(sys, "unraisablehook", cli._print_unraisable)
+    for text in ("Event loop is closed", "another error"):
+
+        def failing(phase, info, text=text):
+            gc.callbacks.remove(failing)
+            raise RuntimeError(text)
+
+        gc.callbacks.append(failing)
+        gc.collect()
+    told = capsys.readouterr().err
+    assert "another error" in told and "loop is closed" not in told
