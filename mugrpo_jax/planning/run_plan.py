@@ -18,6 +18,9 @@ from mugrpo_jax.setup.auto_settings import Choice
 from mugrpo_jax.setup.lora import trainable_model
 from mugrpo_jax.setup.sizes import update_statistics
 
+_BYTES_PER_SHARD = 132 * 1024  # of an empty ArrayRecord file, with the summary beside it
+_BYTES_PER_GROUP = 512  # what a record has beside tokens
+_BYTES_PER_RESPONSE = 64  # reward and the like
 _BYTES_PER_ROLLOUT_TOKEN = 8  # a token id and its log-prob
 _BYTES_PER_REFERENCE = 4  # the log-prob of the reference policy, only with a KL term
 APART = "apart: "  # before the names of programs on devices that only sample
@@ -114,9 +117,17 @@ class RunPlan:
     @property
     def rollout_bytes(self) -> int:
         """Return an upper bound of the bytes of all rollouts on disk."""
-        tokens = self.stages * self.responses_per_stage * self.config.sampling.max_response_tokens
-        per_token = _BYTES_PER_ROLLOUT_TOKEN + (_BYTES_PER_REFERENCE if self.config.uses_reference else 0)
-        return tokens * per_token
+        if self.config.replay.run is not None:
+            return 0
+        sampling, prompts = self.config.sampling, self.config.prompts_per_stage
+        files, per_token = -(-prompts // sampling.prompts_per_shard), _BYTES_PER_ROLLOUT_TOKEN
+        if self.config.uses_reference:
+            files, per_token = 2 * files, per_token + _BYTES_PER_REFERENCE
+        group = _BYTES_PER_GROUP + 4 * sampling.max_prompt_tokens
+        response = _BYTES_PER_RESPONSE + per_token * sampling.max_response_tokens
+        return self.stages * (
+            files * _BYTES_PER_SHARD + prompts * group + self.responses_per_stage * response
+        )
 
     @property
     def checkpoints_kept(self) -> int:

@@ -25,6 +25,7 @@ from mugrpo_jax.loop.sampling_passes import sample_shards
 from mugrpo_jax.loop.stages import train
 from mugrpo_jax.loop.update_phase import optimise
 from mugrpo_jax.models.sharding import make_mesh
+from mugrpo_jax.planning import plan_run
 from mugrpo_jax.report import staleness_position
 from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.report.sampler_log import sampler_facts
@@ -35,6 +36,7 @@ from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.time_left import TimeLeft
 from mugrpo_jax.runs.waiting import Waiting
 from mugrpo_jax.setup.devices import run_mesh
+from mugrpo_jax.setup.initial_model import run_model_shape
 from mugrpo_jax.setup.trained_model import trained_model
 from mugrpo_jax.training import Cursor, UpdateStep, checkpoint_folders
 
@@ -218,6 +220,13 @@ def test_the_report_has_the_lag_and_the_times_of_the_stages(whole):
     left.restart([{"kind": "stage", "stage": 2, "updates": 4, "seconds": {"generate": 9.0}}])
     left.write({"kind": "update", "updates": 5, "seconds": {"update": 1.0}})
     assert left.seconds() == 3  # updates; the rollouts of stage 3 are there
+
+
+def test_the_plan_tells_the_room_of_many_small_stages(whole):
+    config, folder = whole
+    planned = plan_run(config, run_model_shape(config), run_mesh(config)).rollout_bytes
+    used = sum(path.stat().st_size for path in (folder / "rollouts").rglob("*") if path.is_file())
+    assert 0.7 * planned < used <= planned
 
 
 def test_a_lag_as_long_as_the_run_is_refused(place):
