@@ -26,6 +26,7 @@ from mugrpo_jax.files import absolute, make_folder, read_json_object, remove_fol
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_setup import RunSetup
+from mugrpo_jax.tasks.own_functions import code_digests
 from mugrpo_jax.training import copy_weights
 from mugrpo_jax.training.checkpoints import not_written
 from mugrpo_jax.training.checksums import damage, write_checksums
@@ -75,8 +76,8 @@ class PublishedPolicies:
             differing = [f"{name} {found.get(name)}, here {value}" for name, value in about.items()]
             wrong = [text for text, name in zip(differing, about) if found.get(name) != about[name]]
             raise ConfigError(
-                f"{path / 'policy.json'}: the trainer has another config or other weights than this sampler: "
-                f"{'; '.join(wrong)}; start the sampler again, with the same files as the trainer"
+                f"{path / 'policy.json'}: published with another config, other weights or other code than "
+                f"this sampler has: {'; '.join(wrong)}; start the sampler again, with the trainer's files"
             )
         if (problem := damage(path / "weights")) is not None:
             raise ConfigError(f"{problem}; remove {path} and start the trainer again, it tells what to do")
@@ -102,7 +103,16 @@ class PublishedPolicies:
             "policy_updates": stage * config.batch.updates_per_stage,
             "rollout_settings": config.rollout_fingerprint(),
             "frozen_weights": self._frozen,
+            "code": self._code,
         }
+
+    @functools.cached_property
+    def _code(self) -> dict[str, str] | None:
+        """The user's own functions that determine rollouts, with hashes of their files."""
+        config = self._setup.config
+        reward = config.task.reward or ()
+        names = [reward] if isinstance(reward, str) else [part.name for part in reward]
+        return code_digests([*names, config.environment.name or ""]) or None
 
     @functools.cached_property
     def _frozen(self) -> str | None:

@@ -1,5 +1,6 @@
 """Import a function of the user's own, which a config names as `module:function`."""
 
+import hashlib
 import importlib
 import os
 import sys
@@ -40,6 +41,20 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
     if not callable(function):
         raise ValueError(f"{kind} {name!r} is a {type(function).__name__}; possible: a function {arguments}")
     return function
+
+
+def code_digests(names: Iterable[str]) -> dict[str, str]:
+    """Return a hash of the file of each function of the user's own among `names`; they were imported before.
+
+    >>> list(code_digests(["exact", "mugrpo_jax.tasks.own_functions:own_function"]))
+    ['mugrpo_jax.tasks.own_functions:own_function']
+    """
+    found = {}
+    for name in (name for name in names if ":" in name):
+        module = sys.modules[name.partition(":")[0].removesuffix(".py")]
+        if (file := getattr(module, "__file__", None)) is not None:
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return found
 
 
 def _module_hint(wrong: str) -> str:

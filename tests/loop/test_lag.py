@@ -383,9 +383,16 @@ def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(pla
     policy = folder / "policies" / "00000"
     about = json.loads((policy / "policy.json").read_text())
     (policy / "policy.json").write_text(json.dumps(about | {"rollout_settings": "other"}))
-    with pytest.raises(ConfigError, match=r"another config or other weights .*rollout_settings other, here"):
+    with pytest.raises(ConfigError, match=r"another config, other weights .*rollout_settings other, here"):
         sample(folder)
     (policy / "policy.json").write_text(json.dumps(about))
+    reward, text = place / "lag_rewards.py", (place / "lag_rewards.py").read_text()
+    reward.write_text(text.replace("1.0 /", "2.0 /"))
+    with pytest.raises(
+        ConfigError, match=r"or other code .*code {'lag_rewards:short': '\w+'}, here {'lag_rew"
+    ):
+        sample(folder)
+    reward.write_text(text)
     weights = max((policy / "weights").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"damaged, its checksum differs.*start the trainer again"):
