@@ -1,5 +1,6 @@
 """What samplers of their own (`mugrpo sample`) did for a run, and how long each side waited."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ def sampling_seconds(stage: dict[str, Any]) -> dict[str, float]:
     return seconds | {name.removeprefix("sampler/"): value for name, value in seconds.items()}
 
 
-def sampler_facts(folder: Path, seconds: float, waited: float) -> str:
+def sampler_facts(
+    folder: Path, seconds: float, waited: float, stages: Sequence[Mapping[str, Any]], shards: int
+) -> str:
     """Return a text about what the samplers of a run did and what they waited for; empty without them.
 
     Args:
       seconds: running time of the trainer.
       waited: how much of it the trainer waited for samplers.
+      stages: the records of the stages whose rollouts the trainer has.
+      shards: number of shards in a stage.
     """
     logs = [
         list(read_json_lines(path, skip_damaged=True))
@@ -28,7 +33,7 @@ def sampler_facts(folder: Path, seconds: float, waited: float) -> str:
     try:
         spent = sum(record["seconds"]["generate"] for record in done)
         tokens = sum(record["response_tokens"] for record in done)
-        shards = sum(len(record["shards"]) for record in done)
+        written = {(record["stage"], shard) for record in done for shard in record["shards"]}
         waits = {
             name: sum(r["seconds"].get(f"wait/{name}", 0.0) for r in done) for name in ("policy", "samplers")
         }
@@ -36,12 +41,22 @@ def sampler_facts(folder: Path, seconds: float, waited: float) -> str:
         return ""
     if not done:
         return ""
+    used = sum(stage["response_tokens"] for stage in stages)
+    missing = {(stage["stage"], shard) for stage in stages for shard in range(shards)} - written
     apart = seconds - waited + spent
-    rates = [f"{tokens / max(time, 1e-9):,.0f}" for time in (spent, seconds, apart)]
     return (
-        f"{len(logs)} started, {shards:,} shards, {rates[0]} tokens/s while sampling "
+        f"{len(logs)} with a log: {len(written):,} shards, {_rate(tokens, spent)} while sampling "
         f"({duration(spent)}); waited {duration(waits['policy'])} for policies and "
-        f"{duration(waits['samplers'])} for other samplers. The run: {rates[1]} tokens/s in "
-        f"{duration(seconds)}, in which the trainer waited {duration(waited)}; without overlap, one sampler "
-        f"and the trainer one after the other, {rates[2]} tokens/s in {duration(apart)}"
+        f"{duration(waits['samplers'])} for other samplers. The run: {_rate(used, seconds)} in "
+        f"{duration(seconds)}, in which the trainer waited {duration(waited)}; "
+    ) + (
+        f"{len(missing):,} shards are in no log, because a sampler was killed or the run sampled itself, so "
+        "the time without overlap is not known"
+        if missing
+        else f"without overlap, one sampler and the trainer one after the other, {_rate(tokens, apart)} in "
+        f"{duration(apart)}"
     )
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"

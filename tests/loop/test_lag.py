@@ -313,11 +313,14 @@ def test_the_logs_and_the_report_say_what_samplers_did_and_waited_for(apart):
     spent = sum(sum(phases.values()) for phases in run.phases.values())
     assert spent == pytest.approx(run.seconds, rel=0.01)  # the time of samplers is not counted
     page = report.page.page([run])
-    assert re.search(r"3 started, 8 shards, [\d,]+ tokens/s .*; waited .* for policies and", page)
-    fact = sampler_facts(apart, 100.0, 10.0)
+    assert re.search(r"3 with a log: 8 shards, [\d,]+ tokens/s .*; waited .* for policies and", page)
+    fact = sampler_facts(apart, 100.0, 10.0, run.generations, 2)
     tokens = sum(record["response_tokens"] for record in done)
     alone = 90 + sum(record["seconds"]["generate"] for record in done)
     assert f"The run: {tokens / 100:,.0f} tokens/s in" in fact and f", {tokens / alone:,.0f} tokens/s" in fact
+    killed = sampler_facts(apart, 100.0, 10.0, run.generations, 3)  # as if a third shard was in no log
+    assert f"The run: {tokens / 100:,.0f} tokens/s in" in killed
+    assert "; 4 shards are in no log, because a sampler was killed or the run" in killed
 
 
 def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
@@ -436,6 +439,6 @@ def test_the_last_wait_of_a_sampler_is_in_its_log(place, whole):
     *done, last = map(json.loads, log.read_text().splitlines())
     assert [(record["stage"], record["shards"]) for record in done] == [(0, [0, 1]), (1, [0, 1])]
     assert last["shards"] == [] and 0.3 <= last["seconds"]["wait/policy"] < 5
-    assert "4 shards, " in sampler_facts(folder, 100.0, 10.0)
+    assert "1 with a log: 4 shards, " in sampler_facts(folder, 100.0, 10.0, (), 2)
     for manifest in folder.glob("rollouts/*/manifest.json"):  # has only the time of the work
         assert not any(name.startswith("wait/") for name in json.loads(manifest.read_text())["seconds"])
