@@ -67,7 +67,7 @@ def _wait_for_trainer(
 ) -> None:
     """Wait until the run has a policy: from then on, its config does not change any more.
 
-    `trainer` is the sign of life of the trainer at the start.
+    `trainer` is the first sign of life of a trainer, if there was one.
     """
     while not any(True for _ in run.glob("policies/*/policy.json")) and not _sampled(run):
         if stop.requested:
@@ -76,7 +76,8 @@ def _wait_for_trainer(
             raise ConfigError(
                 f"{run}: no policy is published; {start_trainer(run)}, or wait for it with --watch"
             )
-        refuse_beside_trainer(run, before=trainer)
+        sign = refuse_beside_trainer(run, before=trainer)
+        trainer = trainer or sign
         waiting.pause(
             f"the trainer to publish a policy in {run}", trainer_sign(run), lambda: start_trainer(run)
         )

@@ -35,8 +35,10 @@ class _OwnRollouts(RolloutFolder):
     """The rollouts of a stage, for a sampler: nothing is written into the folder of another run."""
 
     same_run: SameRun
+    sign: SignOfLife
 
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
+        self.sign.moved()  # also if scoring takes long after the last token
         self.same_run.check()
         super().write_shard(shard, groups)
 
@@ -137,6 +139,7 @@ class SamplerWork:
         config = self._context.config
         return _OwnRollouts(
             same_run=self._same_run,
+            sign=self._sign,
             folder=self._folder(stage),
             identity=config.rollout_identity(stage),
             prompts=config.prompts_per_stage,

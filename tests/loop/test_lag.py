@@ -348,25 +348,24 @@ def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
         sample(place / "nothing", wait_limit_s=0.1)
 
 
-def test_a_waiting_sampler_is_refused_once_a_trainer_samples_itself(place, monkeypatch):
-    folder, resources, original = place / "late", contextlib.ExitStack(), Waiting.pause
+@pytest.mark.parametrize("machine", ["this", "another"])
+@pytest.mark.parametrize("first", ["trainer", "sampler"])
+def test_a_sampler_is_refused_beside_a_trainer_that_samples_itself(tmp_path, monkeypatch, machine, first):
     monkeypatch.setattr("mugrpo_jax.runs.run_lock._BEAT_S", 0.05)
+    original, trainer, resources = Waiting.pause, RunLock(tmp_path, samples=True), contextlib.ExitStack()
+    if machine == "another":  # there a trainer is known to be alive when its sign changes
+        trainer._owner["machine"] = "far".ljust(len(trainer._owner["machine"]))
 
-    def pause(self, *rest):  # the trainer starts while the sampler waits
-        if not (folder / "lock.json").exists():
-            resources.enter_context(RunLock(folder, samples=True))
+    def pause(self, *rest):
+        if not (tmp_path / "lock.json").exists():
+            resources.enter_context(trainer)
         original(self, *rest)
 
-    refused = r"trains here and samples itself.*--rollouts wait"
-    with monkeypatch.context() as patch, resources, pytest.raises(ConfigError, match=refused):
-        patch.setattr(Waiting, "pause", pause)
-        sample(folder, wait_limit_s=10)
-    with RunLock(folder, samples=True) as lock:  # on another machine: it is alive if its sign changes
-        lock._owner["machine"] = "far".ljust(len(lock._owner["machine"]))
-        while b'"machine": "far' not in (folder / "lock.json").read_bytes():
-            time.sleep(0.01)
-        with pytest.raises(ConfigError, match=refused):
-            sample(folder, wait_limit_s=10)
+    monkeypatch.setattr(Waiting, "pause", pause)
+    with resources, pytest.raises(ConfigError, match=r"trains here and samples itself.*--rollouts wait"):
+        if first == "trainer":
+            resources.enter_context(trainer)
+        sample(tmp_path, wait_limit_s=10)
 
 
 def test_a_finished_run_does_not_wait_for_a_dead_sampler_of_another_machine(whole, apart, capsys):
