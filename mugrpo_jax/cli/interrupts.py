@@ -11,7 +11,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as the shell has it
 LINE = "mugrpo: interrupted; the same command continues"
-AGAIN_S = 0.02
+_AGAIN_S = 0.02
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def none_lost() -> Iterator[None]:
         if issubclass(lost.exc_type, KeyboardInterrupt):
             # From another thread and a moment later: here it would be lost again.
             main = threading.main_thread().ident
-            threading.Timer(AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
+            threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
         else:
             before(lost)
 
@@ -59,5 +59,6 @@ def _in_main_thread() -> bool:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{LINE}\n".encode())
+    with contextlib.suppress(OSError):  # a closed stderr
+        os.write(2, f"{LINE}\n".encode())
     os._exit(INTERRUPTED)

@@ -144,6 +144,11 @@ class RunConfig(Section):
         return self.batch.prompts_per_update * self.batch.updates_per_stage // self.batch.epochs_per_stage
 
     @property
+    def shards_per_stage(self) -> int:
+        """Number of files with the rollouts of one stage."""
+        return -(-self.prompts_per_stage // self.sampling.prompts_per_shard)
+
+    @property
     def total_updates(self) -> int:
         """Number of updates in the whole run."""
         return self.batch.updates_per_stage * self.batch.stages

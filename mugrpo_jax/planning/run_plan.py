@@ -119,14 +119,16 @@ class RunPlan:
         """Return an upper bound of the bytes of all rollouts on disk."""
         if self.config.replay.run is not None:
             return 0
-        sampling, prompts = self.config.sampling, self.config.prompts_per_stage
-        files, per_token = -(-prompts // sampling.prompts_per_shard), _BYTES_PER_ROLLOUT_TOKEN
+        sampling = self.config.sampling
+        files, per_token = self.config.shards_per_stage, _BYTES_PER_ROLLOUT_TOKEN
         if self.config.uses_reference:
             files, per_token = 2 * files, per_token + _BYTES_PER_REFERENCE
         group = _BYTES_PER_GROUP + 4 * sampling.max_prompt_tokens
         response = _BYTES_PER_RESPONSE + per_token * sampling.max_response_tokens
         return self.stages * (
-            files * _BYTES_PER_SHARD + prompts * group + self.responses_per_stage * response
+            files * _BYTES_PER_SHARD
+            + self.config.prompts_per_stage * group
+            + self.responses_per_stage * response
         )
 
     @property

@@ -158,7 +158,7 @@ def _run(run: History, name: str, color: str) -> dict[str, Any]:
         "learning rate": f"{run.config.optimizer.learning_rate:g}",
     }
     waited = sum(phases.get("waiting", 0.0) for phases in run.phases.values())
-    shards = -(-run.config.prompts_per_stage // run.config.sampling.prompts_per_shard)
+    shards = run.config.shards_per_stage
     if samplers := sampler_facts(run.folder, run.seconds, waited, run.generations, shards):
         facts["samplers"] = samplers
     if run.losses:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -428,12 +429,21 @@ def test_a_waiting_trainer_says_why_no_sampler_is_alive(place, whole, monkeypatc
         train(config, folder, wait_limit_s=0.1)
 
 
-def test_the_last_wait_of_a_sampler_is_in_its_log(place, whole):
+def test_a_sampler_is_alive_while_it_works_and_its_last_wait_is_in_its_log(place, whole, monkeypatch):
     config, folder = whole[0], place / "last-wait"
     with pytest.raises(ConfigError, match="mugrpo sample"):
         train(config, folder, wait_limit_s=0.1)
+    original, moved = SignOfLife.moved, set()
+
+    def note(self):
+        moved.add(sys._getframe(1).f_code.co_name)
+        original(self)
+
+    monkeypatch.setattr(SignOfLife, "moved", note)
     with pytest.raises(ConfigError, match="for the policy at the start of stage 1"):
         sample(folder, wait_limit_s=0.3)
+    # It is alive while it waits, claims shards, samples tokens and writes a shard after the last score.
+    assert moved == {"_work", "_free_shards", "_serve", "write_shard"}
     (log,) = folder.glob("samplers/*.jsonl")
     *done, last = map(json.loads, log.read_text().splitlines())
     assert [(record["stage"], record["shards"]) for record in done] == [(0, [0, 1]), (1, [0, 1])]
