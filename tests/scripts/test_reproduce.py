@@ -418,7 +418,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
     ("begin", "end", "folders"),
     [
         ("## SmolLM2-135M on chains", "### Stages of 1,024", ["chains", "chains_first", "chains_again"]),
-        ("### Stages of 1,024", "## The quickstart", ["chains_long"]),
+        ("### Stages of 1,024", "## The quickstart", ["chains_long", "chains_long_first"]),
         ("## The quickstart", "## Times", ["quickstart"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
