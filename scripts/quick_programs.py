@@ -6,8 +6,9 @@ import sys
 
 # Flags that libtpu knows too; it ends the process at an unknown one.
 COMMON = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-# The emitters that XLA uses for fusions on CPUs take more than half of the compilation time.
-_NEW = f"{COMMON} --xla_cpu_use_fusion_emitters=false"
+# The emitters that XLA uses for fusions on CPUs take more than half of the compilation time. To compile a
+# program in many parts is work of its own, which pays if there are cores for them.
+_NEW = f"{COMMON} --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 # XLA starts so many threads for CPU devices. A program that was read from a cache may begin several
 # collectives at once on each device, and each of them holds a thread until all devices have come.
 THREADS = {"NPROC": "32"}
