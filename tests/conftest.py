@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, and programs compiled in a hurry; set before jax is imported."""
 
 import contextlib
+import gc
 import os
 
 import quick_programs
@@ -31,8 +32,8 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(quick_programs.flags()
 TOGETHER = tuple(
     f"/test_{name}.py"
     for name in (
-        *("behaviors", "cli", "distributed", "lag", "page", "planning", "resume", "sampler", "samples"),
-        *("stages", "tpu", "update_statistics", "update_step"),
+        *("behaviors", "cli", "distributed", "lag", "lora_runs", "page", "planning", "resume", "sampler"),
+        *("samples", "stages", "tpu", "update_statistics", "update_step"),
         *("environment_run", "turns"),
     )
 )
@@ -41,6 +42,10 @@ TOGETHER = tuple(
 def pytest_collection_modifyitems(items):
     """The notebooks are the longest single tests. They start early, so that none runs alone at the end."""
     items.sort(key=lambda item: "test_notebooks.py" not in item.nodeid)
+    # What was imported and collected stays. JAX traces make many objects, and each search for cycles among
+    # them would look at all of it again.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)
