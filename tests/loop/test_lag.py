@@ -357,7 +357,10 @@ def test_a_sampler_is_refused_beside_a_trainer_that_samples_itself(tmp_path, mon
     if machine == "another":  # there a trainer is known to be alive when its sign changes
         trainer._owner["machine"] = "far".ljust(len(trainer._owner["machine"]))
 
+    pauses = itertools.count()
+
     def pause(self, *rest):
+        assert next(pauses) < 30, "a sampler waits for as long as the trainer lives"
         if not (tmp_path / "lock.json").exists():
             resources.enter_context(trainer)
         original(self, *rest)
@@ -387,19 +390,19 @@ def test_a_trainer_without_a_sampler_and_a_sampler_without_the_right_weights(pla
     about = json.loads((policy / "policy.json").read_text())
     (policy / "policy.json").write_text(json.dumps(about | {"rollout_settings": "other"}))
     with pytest.raises(ConfigError, match=r"another config, other weights .*rollout_settings other, here"):
-        sample(folder)
+        sample(folder, wait_limit_s=5)
     (policy / "policy.json").write_text(json.dumps(about))
     reward, text = place / "lag_rewards.py", (place / "lag_rewards.py").read_text()
     reward.write_text(text.replace("1.0 /", "2.0 /"))
     with pytest.raises(
         ConfigError, match=r"or other code .*code {'lag_rewards:short': '\w+'}, here {'lag_rew"
     ):
-        sample(folder)
+        sample(folder, wait_limit_s=5)
     reward.write_text(text)
     weights = max((policy / "weights").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"damaged, its checksum differs.*start the trainer again"):
-        sample(folder)
+        sample(folder, wait_limit_s=5)
     assert not list(folder.glob("samplers/claims/*/*")) and not list(folder.glob("samplers/*.json"))
     with pytest.raises(ConfigError, match="--rollouts wait: a replay has its rollouts already"):
         train(configs.changed(config, [f"replay.run={whole[1]}"]), place / "no", wait_limit_s=1)
