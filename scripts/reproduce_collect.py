@@ -16,8 +16,9 @@ KEPT = (
     *("reward", "response_length", "clipped/tokens", "vetoed/tokens", "abandoned/negative_responses"),
     *("ratio/negative_tokens", "ratio/positive_tokens", "ess/tokens", "gap/tokens", "drift"),
     *("gradient_cosine", "gradient_norm", "update_norm", "padding", "equal_groups", "entropy/tokens"),
-    *("abandoned/positive_responses", "behind_abandoned/negative_pull", "within_0.01/tokens"),
+    *("abandoned/positive_responses", "behind_abandoned/negative_pull"),
     *("ratio/before_abandoned_tokens", "ratio/behind_abandoned_tokens"),
+    *("within_0.001/tokens", "within_0.01/tokens", "within_0.05/tokens"),
 )
 FACTS = (
     "seed",

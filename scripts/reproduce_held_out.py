@@ -107,6 +107,7 @@ def time_table(rows: Sequence[Run]) -> Iterable[str]:
     predicted = "predicted, T·η | predicted, drift since the start"
     yield f"| objective | {lag_of(rows)} | η | collapsed at | {predicted} |"
     yield f"|{'---|' * 6}"
+    near = []
     for name, same in _by_objective(rows).items():
         if len({row["mu"] for row in same}) < 2:
             continue
@@ -115,7 +116,13 @@ def time_table(rows: Sequence[Run]) -> Iterable[str]:
             forms = walk._replace(signal=1.0), walk
             for row in (row for row in left if row["collapse"] is not None):
                 told = [_update_of_collapse(form, others, row) for form in forms]
-                yield row_of(name, row["mu"], f"{row['learning_rate']:g}", row["collapse"], *told)
+                near.append([0.5 <= at / row["collapse"] <= 2 for at in told])
+                shown = [f"{at:.0f}" if math.isfinite(at) else "never" for at in told]
+                yield row_of(name, row["mu"], f"{row['learning_rate']:g}", row["collapse"], *shown)
+    if near:
+        by_product, by_drift = map(sum, zip(*near))
+        yield ""
+        yield f"Right up to a factor of two, of {len(near)}: {by_product} by T·η, {by_drift} by the drift."
 
 
 def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
@@ -169,11 +176,10 @@ def tolerated(walk: Walk, rows: Sequence[Run]) -> float:
     return float(np.clip(np.median(at_collapse), low, high)) if at_collapse else math.inf
 
 
-def _update_of_collapse(walk: Walk, others: Sequence[Run], row: Run) -> str:
+def _update_of_collapse(walk: Walk, others: Sequence[Run], row: Run) -> float:
     given = row["learning_rate"], walk.update_size, walk.signal, walk.momentum
     limit = tolerated(walk, others)
-    told = objectives.updates_until_drift(limit, *given, first_stage=True, most=row["updates"])
-    return f"{told:.0f}" if math.isfinite(told) else "never"
+    return float(objectives.updates_until_drift(limit, *given, first_stage=True, most=row["updates"]))
 
 
 def _limit(walk: Walk, rows: Sequence[Run], value: Callable[[Walk, Run], float]) -> float:

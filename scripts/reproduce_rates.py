@@ -11,8 +11,11 @@ LAST = 3  # evaluations whose mean is the end of a run; one of them has a standa
 
 
 def tables(runs: Sequence[Run]) -> Iterable[str]:
-    """The curve of every run, then the end of every arm with its spread over seeds."""
+    """The curve of every run, the end of every arm with its spread over seeds, then what explains them."""
     yield from [*_curve_table(runs), "", *_end_table(runs), ""]
+    for explain in (_earlier_end_table, _collapse_table, _stage_table):
+        if lines := list(explain(runs)):
+            yield from [*lines, ""]
 
 
 def _curve_table(runs: Sequence[Run]) -> Iterable[str]:
@@ -80,3 +83,78 @@ def collapsed(run: Run) -> bool:
     """Whether the accuracy fell below half of the best before it, and stayed there until the end."""
     at, accuracy = ([point[name] for point in run["evaluations"]] for name in ("updates", "accuracy"))
     return collapse_of(at, accuracy) is not None
+
+
+def _earlier_end_table(runs: Sequence[Run]) -> Iterable[str]:
+    """How many seeds of each arm would have collapsed, if the runs had ended earlier."""
+    ends = sorted({point["updates"] for run in runs for point in run["evaluations"]})[-4:]
+    rows = []
+    for rate, arm in dict.fromkeys((run["rate"], run["arm"]) for run in runs):
+        same = [run for run in runs if (run["rate"], run["arm"]) == (rate, arm)]
+        same = [run for run in same if run["updates"] >= ends[-1]]
+        gone = [[collapsed(_until(run, end)) for run in same] for end in ends]
+        if any(map(any, gone)):
+            shown = [_seeds_of(same, which) for which in gone]
+            rows.append(row_of(arm, f"{rate:g}", *shown))
+    if rows:
+        yield f"| arm | η | collapsed, if the run ended after {' | '.join(map(str, ends))} |"
+        yield f"|{'---|' * (2 + len(ends))}"
+        yield from rows
+
+
+def _until(run: Run, end: int) -> Run:
+    return run | {"evaluations": [point for point in run["evaluations"] if point["updates"] <= end]}
+
+
+def _seeds_of(runs: Sequence[Run], which: Sequence[bool]) -> str:
+    count, seeds = f"{sum(which)} of {len(runs)}", [str(run["seed"]) for run, yes in zip(runs, which) if yes]
+    return f"{count} (seed {', '.join(seeds)})" if 0 < len(seeds) < len(runs) else count
+
+
+def _collapse_table(runs: Sequence[Run]) -> Iterable[str]:
+    """What happens in the runs that collapse: each line is a mean over some updates."""
+    rows = []
+    for run in filter(collapsed, runs):
+        seen = {point["updates"]: point for point in run["evaluations"]}
+        for line in run["bins"]:
+            point = seen.get(line["updates"], {})
+            shares = (
+                *(line.get(f"abandoned/{sign}_responses") for sign in ("negative", "positive")),
+                *(line.get("behind_abandoned/negative_pull"), point.get("truncated")),
+            )
+            ratios = [line.get(f"ratio/{place}_abandoned_tokens") for place in ("before", "behind")]
+            if None not in shares[:3]:
+                rows.append(
+                    row_of(
+                        *(run["arm"], f"{run['rate']:g}", run["seed"], line["updates"]),
+                        *("–" if share is None else f"{100 * share:.0f} %" for share in shares),
+                        *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+                        f"{line['entropy/tokens']:.3f}" if "entropy/tokens" in line else "–",
+                    )
+                )
+    if rows:
+        triggers = "with a trigger: wrong responses | right responses"
+        ratios = "mean ratio in wrong responses before the trigger | behind it"
+        pull = "Σ\\|ρA\\| of wrong responses behind triggers"
+        yield f"| arm | η | seed | updates | {triggers} | {pull} | unfinished | {ratios} | entropy |"
+        yield f"|{'---|' * 11}"
+        yield from rows
+
+
+def _stage_table(runs: Sequence[Run]) -> Iterable[str]:
+    """The accuracy of the policy that sampled each stage, by all responses, and the drift in the stage."""
+    rows = []
+    for run in runs:
+        batch, ends = run["batch"], {line["updates"] for line in run["bins"]}
+        stage = batch["updates_per_stage"]
+        for start in range(0, run["updates"], stage):
+            inside = [line for line in run["bins"] if start < line["updates"] <= start + stage]
+            if start + stage in ends and start in ends | {0} and "drift" in inside[-1]:
+                responses = stage * batch["prompts_per_update"] * batch["responses_per_prompt"]
+                facts = run["arm"], f"{run['rate']:g}", run["seed"], start // stage + 1, f"{responses:,}"
+                reward = np.mean([line["reward"] for line in inside])
+                rows.append(row_of(*facts, f"{reward:.3f}", f"{inside[-1]['drift']:.3f}"))
+    if rows:
+        yield "| arm | η | seed | stage | responses | their mean reward | drift at the end |"
+        yield f"|{'---|' * 7}"
+        yield from rows

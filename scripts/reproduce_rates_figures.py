@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from reproduce_rates import TRIGGERED
 from reproduce_regimes import Run
 from reproduce_settings import SETTINGS, setting
@@ -45,7 +46,7 @@ COLORS = {  # colours that people with a colour blindness can tell apart (Okabe 
 }
 
 
-PANELS = {  # label of the axis: where the points are, and their name
+PANELS = {  # label of the axis: where the points are, and their name; all but the accuracy are in percent
     "held-out accuracy": ("evaluations", "accuracy"),
     "wrong responses with a trigger": ("bins", TRIGGERED),
     "vetoed tokens": ("bins", "vetoed/tokens"),
@@ -140,6 +141,8 @@ def _draw_panels(
         same = [run for run in runs if run["arm"] == arm]
         style = "--" if len(same) == 1 and seeds > 1 else "-"
         for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
+            if points == "bins":
+                axis.yaxis.set_major_formatter(PercentFormatter(1.0))
             _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm], style)
 
 

@@ -53,6 +53,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
         for compare in (_time_table, _equal_accuracy_table):
             if lines := list(compare(runs)):
                 yield from [*lines, ""]
+        yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
     elif runs:
         for compare in (_comparison_table, _distance_table, _worst_table, _time_table):
             if lines := list(compare(runs)):
@@ -168,17 +169,18 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     if fresh is None or len(alone) < 2:
         return
     parts = "generate | update | switch | in all, an update"
-    yield f"| arm | seed | µ | updates | {parts} | `{FRESH}` takes | quickest stage | `{FRESH}` takes |"
-    yield f"|{'---|' * 11}"
+    by_clock = "quickest stage by the clock"
+    yield f"| arm | seed | η | µ | updates | {parts} | `{FRESH}` takes | {by_clock} | `{FRESH}` takes |"
+    yield f"|{'---|' * 12}"
     for run in alone:
         spent, other = _milliseconds(run), _milliseconds(fresh)
         several = run["updates"] > run["batch"]["updates_per_stage"]  # else compiling is in it
         quickest = _quickest(run)
         shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
         times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
-        by_clock = [f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"] if several else ["–", "–"]
-        mu = run["batch"]["updates_per_stage"]
-        yield row_of(run["arm"], run["seed"], mu, run["updates"], *shown, times, *by_clock)
+        best = [f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"] if several else ["–", "–"]
+        facts = f"{run['optimizer']['learning_rate']:g}", run["batch"]["updates_per_stage"], run["updates"]
+        yield row_of(run["arm"], run["seed"], *facts, *shown, times, *best)
 
 
 def _timed(run: Run) -> bool:
@@ -189,9 +191,10 @@ def _timed(run: Run) -> bool:
 
 
 def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
-    """When each timed run first reaches the accuracy that all of them reach, as a mean of evaluations.
+    """When each timed run first reaches the accuracy that all of them reach.
 
-    One evaluation is too noisy for this.
+    One evaluation is noisy, so a mean of several decides the level. But a mean comes late, maybe only after
+    the next generation, so the first single evaluation at that level is shown too.
     """
     timed = [run for run in runs if _timed(run)]
     fresh = {(run["seed"], run["rate"]) for run in timed if run["arm"] == FRESH}
@@ -200,13 +203,14 @@ def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
         return
     level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in timed)
     level = math.floor(100 * level) / 100
-    mean = f"mean of {rates.LAST} evaluations is {level:.2f} or more"
-    yield f"| arm | seed | η | {mean} | time until then, with compiling |"
-    yield f"|{'---|' * 5}"
+    mean, time = f"mean of {rates.LAST} evaluations is {level:.2f} or more", "time, with compiling"
+    yield f"| arm | seed | η | {mean} | {time} | one evaluation is {level:.2f} or more | {time} |"
+    yield f"|{'---|' * 7}"
     for run in timed:
-        first = next(point for accuracy, point in _smoothed(run) if accuracy >= level)
-        when = f"after {first['updates']} updates", f"{first['clock']:.0f} s"
-        yield row_of(run["arm"], run["seed"], f"{run['rate']:g}", *when)
+        steady = next(point for accuracy, point in _smoothed(run) if accuracy >= level)
+        first = next(point for point in run["evaluations"] if point["accuracy"] >= level)
+        when = [(f"after {point['updates']} updates", f"{point['clock']:.0f} s") for point in (steady, first)]
+        yield row_of(run["arm"], run["seed"], f"{run['rate']:g}", *when[0], *when[1])
 
 
 def _smoothed(run: Run) -> list[tuple[float, dict[str, Any]]]:

@@ -283,8 +283,44 @@ def test_the_table_of_rates_says_who_shares_rollouts_and_who_collapsed():
     assert reproduce_rates.rollouts(runs) == ["A", "A", "A", "B", "–"]
     shown = list(reproduce_rates.tables(runs))
     assert shown[2] == "| mu_grpo | 2e-05 | 0 | A | 0.200 | 0.100 | 0.300 | 0.200 | 0 % |"
-    ends = {line.split(" | ")[0]: line.split(" | ")[7] for line in shown if " of " in line}
-    assert ends["| mu_grpo"] == ends["| relaxed-no-veto"] == "1 of 2" and ends["| grpo-mu4"] == "0 of 1"
+    first = next(i for i, line in enumerate(shown) if "triggers, most" in line)
+    ends = {line.split(" | ")[0]: line.split(" | ")[7] for line in shown[first + 2 : first + 5]}
+    assert ends == {"| mu_grpo": "1 of 2", "| relaxed-no-veto": "1 of 2", "| grpo-mu4": "0 of 1"}
+
+
+def test_it_is_shown_which_runs_had_collapsed_before_their_end():
+    runs = [
+        rated("mu_grpo", 0, [0.2, 0.05, 0.3, 0.2], 0.5),
+        rated("relaxed-no-veto", 0, [0.2, 0.3, 0.05, 0.1], 0.5),
+        rated("relaxed-no-veto", 1, [0.2, 0.3, 0.05, 0.3], 0.3),
+        rated("grpo-stale", 0, [0.2, 0.2, 0.2, 0.2], 0.4),
+    ]
+    assert list(reproduce_rates._earlier_end_table(runs)) == [
+        "| arm | η | collapsed, if the run ended after 0 | 32 | 64 | 96 |",
+        "|---|---|---|---|---|---|",
+        "| mu_grpo | 2e-05 | 0 of 1 | 1 of 1 | 0 of 1 | 0 of 1 |",
+        "| relaxed-no-veto | 2e-05 | 0 of 2 | 0 of 2 | 2 of 2 | 1 of 2 (seed 0) |",
+    ]
+    assert not list(reproduce_rates._earlier_end_table(runs[-1:]))
+
+
+def test_a_run_that_collapses_has_its_diagnostics_and_a_stage_its_reward_and_drift():
+    run = rated("mu_grpo", 0, [0.4, 0.4, 0.1], 0.5, mu=32)
+    run["evaluations"][-1]["truncated"] = 0.98
+    run["batch"] |= {"prompts_per_update": 2, "responses_per_prompt": 4}
+    line = {"abandoned/negative_responses": 0.5, "abandoned/positive_responses": 0.25, "entropy/tokens": 0.1}
+    line |= {"behind_abandoned/negative_pull": 0.125, "ratio/before_abandoned_tokens": 1.0}
+    bins = [{"updates": end, "reward": end / 128, "drift": end / 64, **line} for end in (16, 32, 48, 64)]
+    run |= {"bins": bins, "updates": 64}
+    table = list(reproduce_rates._collapse_table([run]))
+    assert table[-1] == "| mu_grpo | 2e-05 | 0 | 64 | 50 % | 25 % | 12 % | 98 % | 1.00 | – | 0.100 |"
+    assert len(table) == 6 and not list(reproduce_rates._collapse_table([rated("p3o", 0, [0.1, 0.2], 0.5)]))
+    assert list(reproduce_rates._stage_table([run]))[2:] == [
+        "| mu_grpo | 2e-05 | 0 | 1 | 256 | 0.188 | 0.500 |",  # rewards of 16/128 and 32/128
+        "| mu_grpo | 2e-05 | 0 | 2 | 256 | 0.438 | 1.000 |",
+    ]
+    short = run | {"batch": run["batch"] | {"updates_per_stage": 4}}  # lines are longer than its stages
+    assert not list(reproduce_rates._stage_table([short]))
 
 
 def test_a_run_that_was_stopped_after_its_first_evaluation_has_a_line():
@@ -305,6 +341,7 @@ def test_a_run_of_one_stage_has_no_quickest_stage():
     """Its stage includes compiling."""
     bins = [{"updates": 32, "clock": 2.0}, {"updates": 64, "clock": 3.0}]
     run = {"seed": 0, "alone": True, "updates": 64, "seconds": {"sample": 1.0, "update": 1.0}, "bins": bins}
+    run |= {"optimizer": {"learning_rate": 1e-6}}
     runs = [
         run | {"arm": arm, "batch": {"updates_per_stage": mu}} for arm, mu in (("grpo-mu4", 32), ("p3o", 64))
     ]
@@ -507,7 +544,9 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
     held = {line.split(" | ")[1]: line for line in list(reproduce_held_out.held_out_table(grid))[2:]}
     assert held["predicted drift since the start"].endswith("| 9 | 0 | – |")
     assert "| grpo | η alone | 9 | 0 |" in held["η alone"] and "| 9 | 0 |" not in held["S·η"]
-    times = [line.split(" | ") for line in reproduce_held_out.time_table(grid)][2:]
+    *table, _, summary = reproduce_held_out.time_table(grid)
+    assert summary == "Right up to a factor of two, of 6: 3 by T·η, 6 by the drift."
+    times = [line.split(" | ") for line in table[2:]]
     for _, _, _, seen, straight, walk in times:
         assert int(walk.rstrip(" |")) == pytest.approx(int(seen), rel=0.05)  # updates are whole
         assert straight == "never" or int(straight) != pytest.approx(int(seen), rel=0.3)
@@ -536,8 +575,8 @@ def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
     ]
     table = list(reproduce_tables._equal_accuracy_table([fresh, spike, *others]))
     assert "0.25 or more" in table[0] and len(table) == 4
-    assert table[2] == "| grpo-mu4 | 1 | 5e-06 | after 96 updates | 30 s |"
-    assert table[3] == "| mu_grpo | 1 | 5e-06 | after 128 updates | 40 s |"
+    assert table[2] == "| grpo-mu4 | 1 | 5e-06 | after 96 updates | 30 s | after 64 updates | 20 s |"
+    assert table[3] == "| mu_grpo | 1 | 5e-06 | after 128 updates | 40 s | after 64 updates | 20 s |"
     assert list(reproduce_tables._equal_accuracy_table([fresh, *others])) == []
 
 
