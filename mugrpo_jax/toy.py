@@ -47,8 +47,19 @@ def first_policy(*, work_easy: float = 0.5, work_hard: float = 0.2, certainty: f
 
 def log_probs(policy: Policy, prompts: jax.Array, tokens: jax.Array) -> jax.Array:
     """`[B, T]`, each token's log-prob given the prompt and the token before it."""
+    return jnp.take_along_axis(_all_log_probs(policy, prompts, tokens), tokens[..., None], axis=2)[..., 0]
+
+
+def _all_log_probs(policy: Policy, prompts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """`[B, T, TOKENS]`, the log-probs of all tokens at each place."""
     logits = jnp.concatenate([policy["begin"][prompts][:, None], policy["follow"][tokens[:, :-1]]], axis=1)
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=2)[..., 0]
+    return jax.nn.log_softmax(logits)
+
+
+def _entropy(policy: Policy, batch: dict[str, jax.Array]) -> jax.Array:
+    """The mean entropy of the policy, in nats, over the tokens of the batch."""
+    logp = _all_log_probs(policy, batch["prompts"], batch["tokens"])
+    return -(jnp.exp(logp) * logp).sum(axis=2).mean(where=batch["mask"])
 
 
 def sample(policy: Policy, prompts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -102,7 +113,8 @@ def train(
 
     Metrics, each `[updates]`: `easy` and `hard` success, the share of tokens `vetoed`, the effective sample
     size `ess` of the batch, the size `step` of the update, the `drift` since the stage began and the `cosine`
-    of consecutive gradients. With `watch`, also `objectives.diagnostics` without its quantiles.
+    of consecutive gradients. With `watch`, also the policy's `entropy`, and `objectives.diagnostics` without
+    its quantiles.
     """
 
     def update(start: Policy, carry: Any, batch: dict[str, jax.Array]) -> Any:
@@ -113,7 +125,7 @@ def train(
             inputs = logp, batch["logp"], batch["advantages"], batch["mask"]
             value, metrics = objective(*inputs)
             ess = objectives.effective_sample_size(logp - batch["logp"], batch["mask"])
-            more = objectives.diagnostics(*inputs) if watch else {}
+            more = objectives.diagnostics(*inputs) | {"entropy": _entropy(policy, batch)} if watch else {}
             more = {name: x for name, x in more.items() if not name.startswith("ratio_p")}
             return value, more | {"ess": ess, "vetoed": metrics.get("vetoed/tokens", 0.0)}
 

@@ -134,9 +134,9 @@ def _collapse_table(runs: Sequence[Run]) -> Iterable[str]:
                 )
     if rows:
         triggers = "with a trigger: wrong responses | right responses"
-        ratios = "mean ratio in wrong responses before the trigger | behind it"
+        around = "mean ratio in wrong responses before the trigger | behind it"
         pull = "Σ\\|ρA\\| of wrong responses behind triggers"
-        yield f"| arm | η | seed | updates | {triggers} | {pull} | unfinished | {ratios} | entropy |"
+        yield f"| arm | η | seed | updates | {triggers} | {pull} | unfinished | {around} | entropy |"
         yield f"|{'---|' * 11}"
         yield from rows
 

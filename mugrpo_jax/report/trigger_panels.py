@@ -13,8 +13,8 @@ from mugrpo_jax.report.run_history import History
 def abandoned(runs: Sequence[History]) -> Panel:
     """Panel: share of responses with a trigger, by the sign of the advantage, against staleness."""
     note = (
-        "Share of the responses with A < 0 (or A > 0) in which the ratio ρ of a token fell below 1e-4. Wrong "
-        "responses are pushed down, so they lose tokens first. Triggers in right responses are a side effect."
+        "Share of the responses with A < 0 (or A > 0) in which the ratio ρ of a token fell below 1e-4. "
+        "Updates push down wrong responses; if right ones lose tokens too, the policy loses what it needs."
     )
     metrics = {"wrong, A < 0": "abandoned/negative_responses", "right, A > 0": "abandoned/positive_responses"}
     return for_all(
