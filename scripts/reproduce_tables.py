@@ -168,9 +168,9 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     fresh = next((run for run in alone if run["arm"] == FRESH), None)
     if fresh is None or len(alone) < 2:
         return
-    parts = "generate | update | switch | in all, an update"
+    parts, speed = "generate | update | switch | total per update", f"speed, `{FRESH}` = 1"
     by_clock = "quickest stage by the clock"
-    yield f"| arm | seed | η | µ | updates | {parts} | `{FRESH}` takes | {by_clock} | `{FRESH}` takes |"
+    yield f"| arm | seed | η | µ | updates | {parts} | {speed} | {by_clock} | {speed} |"
     yield f"|{'---|' * 12}"
     for run in alone:
         spent, other = _milliseconds(run), _milliseconds(fresh)

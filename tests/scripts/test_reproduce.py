@@ -448,19 +448,24 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
 
+PAGES = ("results.md", "results-short-responses.md", "results-tables.md")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 
 
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
-        ("## SmolLM2-135M on chains", "### Stages of 1,024", ["chains", "chains_first", "chains_again"]),
+        ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
         ("### Stages of 1,024", "## The quickstart", ["chains_long", "chains_long_first"]),
         ("## The quickstart", "## Times", ["quickstart"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
-        ("## The law with a lag", "### With SmolLM2-135M on chains", ["lag"]),
-        ("### With SmolLM2-135M on chains", "## Responses of other policies", ["lag-chains"]),
+        ("## The law with a lag", "### The law on chains", ["lag"]),
+        ("### The law on chains", "## Responses of other policies", ["lag-chains"]),
+        ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
+        ("`docs/results/quickstart`:", "## The law with a lag", ["quickstart"]),
+        ("`docs/results/lag`)", "## The law on chains", ["lag"]),
+        ("`docs/results/lag-chains`)", "", ["lag-chains"]),
         ("## Responses of other policies", "## LoRA on chains", ["settings"]),
         ("## LoRA on chains", "## Short responses", ["chains_lora"]),
         ("### What came out", "### Five times", ["."]),
@@ -485,7 +490,7 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
         for name, *cells in rows(tables(*files, 0.5)):
             for key in (name, (name, cells[0])):  # of an arm, of one of its seeds
                 printed.setdefault(key, set()).update(NUMBER.findall(" ".join(cells)))
-    pages = [(ROOT / "docs" / name).read_text() for name in ("results.md", "results-short-responses.md")]
+    pages = [(ROOT / "docs" / name).read_text() for name in PAGES]
     text = next(page for page in pages if begin in page)
     section = text[text.index(begin) :].removeprefix(begin)
     section = section[: section.index(end)] if end else section
