@@ -133,10 +133,10 @@ def _collapse_table(runs: Sequence[Run]) -> Iterable[str]:
                     )
                 )
     if rows:
-        triggers = "with a trigger: wrong responses | right responses"
+        abandoned = "with an abandoned token: wrong responses | right responses"
         around = "mean ratio in wrong responses before the trigger | behind it"
-        pull = "Σ\\|ρA\\| of wrong responses behind triggers"
-        yield f"| arm | η | seed | updates | {triggers} | {pull} | unfinished | {around} | entropy |"
+        pull = "share of Σ\\|ρA\\| behind triggers"
+        yield f"| arm | η | seed | updates | {abandoned} | {pull} | unfinished | {around} | entropy |"
         yield f"|{'---|' * 11}"
         yield from rows
 
