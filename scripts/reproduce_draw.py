@@ -182,7 +182,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
     lag_name = lag_of(rows)
     limits = LIMITS if lag_name == "µ" else LIMITS_WITH_LAG
-    most = collections.Counter(row["objective"] for row in rows).most_common(1)[0][0]
+    in_title = _compared(rows)
     figure, panels = plt.subplots(
         1, len(limits), figsize=(1 + 5 * len(limits), 4), sharey=True, layout="constrained"
     )
@@ -193,9 +193,8 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
             walk, bad = walk_of(group), [row["collapse"] is not None for row in group]
             places = [RULES[limit](walk, row) for row in group]
             interval, errors = objectives.best_split(places, bad)
-            if lag_name == "µ" or name == most:  # with a lag, others have few runs
-                wrong += errors
-                compared += len(group) if any(bad) and not all(bad) else 0  # else no limit is needed
+            if name in in_title:
+                wrong, compared = wrong + errors, compared + len(group)
             _draw_bound(axis, interval, colors[name])
             for lag in sorted({row["mu"] for row in group}):
                 same = [(row, place) for row, place in zip(group, places) if row["mu"] == lag]
@@ -211,6 +210,18 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
         axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=10)
     panels[0].set_ylabel("held-out accuracy at the end")
     _finish(figure, _law_legend(colors, markers, lag_name), path)
+
+
+def _compared(rows: Sequence[Run]) -> set[str]:
+    """The objectives that the titles count: some of their runs collapse, and some do not.
+
+    In a grid with a lag it is only the one with the most runs, as in the text: others have few.
+    """
+    outcomes: dict[str, list[bool]] = {}
+    for row in rows:
+        outcomes.setdefault(row["objective"], []).append(row["collapse"] is not None)
+    both = {name: len(bad) for name, bad in outcomes.items() if any(bad) and not all(bad)}
+    return set(both) if lag_of(rows) == "µ" else {max(both, key=both.__getitem__)} if both else set()
 
 
 def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "report")]
 reproduce = importlib.import_module("reproduce")
 reproduce_collect = importlib.import_module("reproduce_collect")
+reproduce_draw = importlib.import_module("reproduce_draw")
 reproduce_queue = importlib.import_module("reproduce_queue")
 reproduce_held_out = importlib.import_module("reproduce_held_out")
 reproduce_rates = importlib.import_module("reproduce_rates")
@@ -634,6 +635,17 @@ def test_a_grid_with_a_lag_has_ages_in_its_tables_and_one_without_has_stages():
         files = reproduce_tables.read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
         shown = "\n".join(reproduce_tables.tables(*files, 0.5))
         assert f"| objective | {name} | η |" in shown and f"| {name} = " in shown
+
+
+def test_titles_of_a_grid_count_objectives_that_need_a_limit_and_with_a_lag_only_the_largest():
+    def row(objective, collapse, lag=8):
+        return {"objective": objective, "collapse": collapse, "mu": lag, "stage_updates": 8}
+
+    grid = [row("grpo", 9), row("grpo", None), row("p3o", None), row("p3o", None), row("p3o", None)]
+    grid += [row("mu_grpo", 9), row("mu_grpo", None), row("mu_grpo", None)]
+    assert reproduce_draw._compared(grid) == {"grpo", "mu_grpo"}
+    assert reproduce_draw._compared([*grid, row("p3o", None, lag=16)]) == {"mu_grpo"}
+    assert reproduce_draw._compared([row("p3o", None, lag=16)]) == set()
 
 
 def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
