@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from mugrpo_jax import config as configs
 from mugrpo_jax import distributed, training
@@ -69,6 +70,7 @@ class RunContext(SamplingContext):
 
     Attributes:
       params: the initial weights to train; None once the training state contains them.
+      learning_rates: the learning rate of every update, see `training.learning_rates`.
       time_left: estimates the time that the whole run still needs; only process 0 has an estimate.
       start_times: the time from the start of the command to the first token and the first update.
       pending: the updates whose metrics are not in the journal yet.
@@ -85,6 +87,7 @@ class RunContext(SamplingContext):
     folder: RunFolder
     params: Any
     optimizer: Any
+    learning_rates: np.ndarray
     checkpoints: training.CheckpointStore
     report: LiveReport
     time_left: TimeLeft
@@ -238,6 +241,7 @@ def open_run(
             folder,
             params,
             optimizer,
+            training.learning_rates(config.optimizer, config.total_updates),
             checkpoints,
             report,
             time_left,

@@ -26,7 +26,7 @@ from mugrpo_jax.runs.run_folder import check_same_config, is_sampled, read_confi
 from mugrpo_jax.runs.run_lock import refuse_beside_trainer, trainer_sign
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
-from mugrpo_jax.runs.waiting import WAIT_LIMIT_S, Waiting
+from mugrpo_jax.runs.waiting import LONGEST_STAGE_S, WAIT_LIMIT_S, Waiting
 from mugrpo_jax.setup.behavior_policy import check_behaviors
 from mugrpo_jax.setup.devices import loading_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
@@ -51,7 +51,7 @@ def sample(
             f"{run}: a file; mugrpo sample needs the folder of the run, the --out of its trainer"
         )
     with StopRequest() as stop, contextlib.ExitStack() as resources:
-        waiting, trainer = Waiting(wait_limit_s), refuse_beside_trainer(run)
+        waiting, trainer = Waiting(wait_limit_s, LONGEST_STAGE_S), refuse_beside_trainer(run)
         if (run / "config.yaml").exists() and read_config(run).replay.run is not None:
             raise ConfigError(
                 f"{run}: is a replay, which has its rollouts already; there is nothing to sample"

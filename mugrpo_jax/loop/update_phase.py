@@ -117,8 +117,7 @@ def _record(
         "kind": "update",
         "stage": cursor.stage,
         "updates": cursor.updates,
-        "staleness": lag + cursor.update - 1,
-        "lag": lag,
+        **_law(run, cursor, lag, int(metrics["skipped"])),
         **data,
         **metrics,
         "seconds": seconds | run.start_times.take(),
@@ -132,6 +131,23 @@ def _record(
         run.first_skip = cursor.updates, metrics["loss"]
     if metrics["skipped"] > run.config.optimizer.max_skipped:
         raise ConfigError(_why_skipped(run, cursor.updates, metrics))
+
+
+def _law(run: RunContext, cursor: Cursor, lag: int, skipped: int) -> dict[str, float]:
+    """Return what the staleness law needs of an update: its learning rate η, and its age and number times η.
+
+    The schedule does not advance with updates that were skipped.
+    """
+    applied = min(max(cursor.updates - 1 - skipped, 0), len(run.learning_rates) - 1)
+    rate = float(run.learning_rates[applied])
+    age = lag + cursor.update - 1
+    return {
+        "staleness": age,
+        "lag": lag,
+        "learning_rate": rate,
+        "staleness_times_rate": age * rate,
+        "updates_times_rate": cursor.updates * rate,
+    }
 
 
 def _compare_policies(gap: float) -> None:

@@ -1,5 +1,6 @@
 """Wait for the other side of a run, visibly and not for ever."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.time_left import duration
 
 WAIT_LIMIT_S = 600.0  # by default; a restart of the other side takes less
+LONGEST_STAGE_S = 3 * 24 * 3600.0  # a trainer that needs more for a stage hangs, whatever signs it gives
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
@@ -17,14 +19,15 @@ class Waiting:
     """A wait in a loop that calls `pause` while what it waits for is not there.
 
     The limit counts only time in which the other side gives no sign of life. So a long stage is waited for,
-    but a side that was never started, or has failed, is not. Only our own clock is used.
+    but a side that was never started, or has failed, is not. `longest_s` is a limit for a side that may hang
+    and still give signs of life. Only our own clock is used.
 
     Attributes:
       seconds: how long `pause` has waited since the last `restart`.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, longest_s: float = math.inf) -> None:
+        self._limit_s, self._longest_s = limit_s, longest_s
         self.seconds = 0.0
         self._sign: object = None
         self.restart()
@@ -35,7 +38,7 @@ class Waiting:
         self._alive = time.monotonic()
 
     def pause(self, what: str, sign: object, remedy: Callable[[], str]) -> None:
-        """Sleep a moment; raise an error if `sign` has not changed for the time limit.
+        """Sleep a moment; raise an error if a limit is reached: `sign` has not changed, or the longest wait.
 
         Args:
           what: what is waited for, for the progress line.
@@ -50,6 +53,11 @@ class Waiting:
             raise ConfigError(
                 f"waited {duration(self.seconds)} for {what}, the last {duration(silent)} of them without a "
                 f"sign of life (--wait-limit {self._limit_s:g}); {remedy()}"
+            )
+        if self.seconds > self._longest_s:
+            raise ConfigError(
+                f"waited {duration(self.seconds)} for {what}; the other side gives signs of life, but seems "
+                f"to hang; stop it, and {remedy()}"
             )
         if self.seconds >= self._next_line:
             progress.say(f"waiting for {what}: {duration(self.seconds)}")

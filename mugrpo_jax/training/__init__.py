@@ -6,6 +6,7 @@ from mugrpo_jax.training.checkpoints import checkpoint_folders as checkpoint_fol
 from mugrpo_jax.training.checkpoints import newest_cursor as newest_cursor
 from mugrpo_jax.training.checksums import damage as damage
 from mugrpo_jax.training.compile_ahead import compile_step_ahead as compile_step_ahead
+from mugrpo_jax.training.optimizer import learning_rates as learning_rates
 from mugrpo_jax.training.optimizer import make_optimizer as make_optimizer
 from mugrpo_jax.training.response_scorer import ResponseScorer as ResponseScorer
 from mugrpo_jax.training.state import TrainState as TrainState

@@ -3,6 +3,8 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mugrpo_jax.config import OptimizerSection
@@ -37,6 +39,12 @@ def learning_rate_schedule(config: OptimizerSection, total_updates: int) -> opta
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def learning_rates(config: OptimizerSection, total_updates: int) -> np.ndarray:
+    """Return the learning rate of every update of a run, and at the end that of all later updates."""
+    rates = learning_rate_schedule(config, total_updates)(jnp.arange(total_updates + 1))
+    return np.broadcast_to(np.asarray(rates, np.float64), (total_updates + 1,))
 
 
 def decay_mask(model: Model) -> Any:

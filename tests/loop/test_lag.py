@@ -141,6 +141,11 @@ def test_a_lagged_run_is_the_loop_that_keeps_old_weights(place, in_one_process, 
         min(record["stage"], lag) * mu + record["updates"] - 1 - record["stage"] * mu for record in updates
     ]
     assert [record["staleness"] for record in updates] == ages
+    rate = config.optimizer.learning_rate
+    assert [record["staleness_times_rate"] for record in updates] == [age * rate for age in ages]
+    assert [record["updates_times_rate"] for record in updates] == [
+        (number + 1) * rate for number in range(len(updates))
+    ]
     assert max(ages) == config.largest_staleness == lag * mu + mu - 1
     for stage in config.stages:
         manifest = json.loads((folder / f"rollouts/stage-{stage:03d}/manifest.json").read_text())

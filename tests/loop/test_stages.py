@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,10 @@ import pytest
 from tiny_run import TINY_MODEL
 
 from mugrpo_jax import config as configs
-from mugrpo_jax import models, rollouts
+from mugrpo_jax import models, rollouts, training
 from mugrpo_jax.compiling.compiled_programs import CompiledPrograms, in_background
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.loop import stages
+from mugrpo_jax.loop import stages, update_phase
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.report.live import LiveReport
@@ -23,7 +24,7 @@ from mugrpo_jax.rollouts import update_stream
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.trained_model import trained_model
-from mugrpo_jax.training import CheckpointStore, UpdateStep
+from mugrpo_jax.training import CheckpointStore, Cursor, UpdateStep
 
 CONFIG = (
     TINY_MODEL
@@ -332,6 +333,20 @@ def test_too_many_skipped_updates_stop_the_run(place):
     # Nothing was evaluated before it.
     seconds = records(place / "skipped", "stage")[0]["seconds"]
     assert 0 < seconds["compile"] < seconds["sample"]
+
+
+def test_the_recorded_learning_rate_is_that_of_the_updates_that_were_applied():
+    settings = configs.OptimizerSection(learning_rate=1.0, schedule="linear")
+    run = types.SimpleNamespace(learning_rates=training.learning_rates(settings, 4))
+    found = [update_phase._law(run, Cursor(0, n, n), 3, skipped) for n, skipped in [(1, 0), (3, 1), (9, 0)]]
+    assert [law["learning_rate"] for law in found] == [1.0, 0.75, 0.0]  # one was skipped; after the last one
+    assert found[1] == {
+        "staleness": 5,
+        "lag": 3,
+        "learning_rate": 0.75,
+        "staleness_times_rate": 3.75,
+        "updates_times_rate": 2.25,
+    }
 
 
 # -- what the loss needs beside the rollouts: a reference policy, entropies, a proximal policy

@@ -387,6 +387,7 @@ def test_schedules_warm_up_and_end(schedule):
     assert rate(0) == 0
     assert float(rate(4)) == 1
     np.testing.assert_allclose(rate(20), 1.0 if schedule == "constant" else 0.0, atol=1e-6)
+    np.testing.assert_array_equal(training.learning_rates(settings, 20), [float(rate(i)) for i in range(21)])
 
 
 def with_messages(behavior: float = 0.0):
