@@ -176,19 +176,25 @@ OBJECTIVES = {
 
 
 def _draw_law(rows: Sequence[Run], path: Path) -> None:
-    """Draw the accuracy at the end over S·η and over other limits; hollow marks collapsed."""
-    names = dict.fromkeys(row["objective"] for row in rows)
-    colors = {name: figures.COLORS[{"grpo": "grpo-stale"}.get(name, name)] for name in names}
+    """Draw the accuracy at the end over S·η and over other limits; hollow marks collapsed.
+
+    A grid with a lag has one more panel: when runs collapsed. The objective with the most runs is drawn first
+    and largest, so that others are seen above it.
+    """
+    counts = collections.Counter(row["objective"] for row in rows)
+    colors = {name: figures.COLORS[{"grpo": "grpo-stale"}.get(name, name)] for name in counts}
+    sizes = {name: max(8 - 2 * i, 4) for i, (name, _) in enumerate(counts.most_common())}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
     lag_name = lag_of(rows)
-    limits = LIMITS if lag_name == "µ" else LIMITS_WITH_LAG
+    lagged = lag_name != "µ"
+    limits = LIMITS_WITH_LAG if lagged else LIMITS
     in_title = _compared(rows)
-    figure, panels = plt.subplots(
-        1, len(limits), figsize=(1 + 5 * len(limits), 4), sharey=True, layout="constrained"
-    )
-    for axis, limit in zip(panels, limits, strict=True):
+    rows_of_panels, size = (2, (13, 8)) if lagged else (1, (11, 4))
+    figure, grid = plt.subplots(rows_of_panels, 2, figsize=size, layout="constrained")
+    panels = list(grid.flat)
+    for axis, limit in zip(panels, limits):
         wrong = compared = 0
-        for name in colors:
+        for name in sizes:
             group = [row for row in rows if row["objective"] == name]
             walk, bad = walk_of(group), [row["collapse"] is not None for row in group]
             places = [RULES[limit](walk, row) for row in group]
@@ -198,18 +204,39 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
             _draw_bound(axis, interval, colors[name])
             for lag in sorted({row["mu"] for row in group}):
                 same = [(row, place) for row, place in zip(group, places) if row["mu"] == lag]
-                _draw_rates(axis, same, color=colors[name], marker=markers[lag])
+                style = {"color": colors[name], "marker": markers[lag], "markersize": sizes[name]}
+                _draw_rates(axis, same, joined=not lagged, **style)
         start = np.mean([row["accuracy_start"] for row in rows])
         axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
-        axis.set(xscale="log", ylim=(0, None), xlabel=limit)
+        axis.set(xscale="log", ylim=(0, None), xlabel=limit, ylabel="held-out accuracy at the end")
         axis.xaxis.set_minor_formatter(NullFormatter())
         low, high = axis.get_xlim()
         if high < 20 * low:  # else powers of ten are enough
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=10)
-    panels[0].set_ylabel("held-out accuracy at the end")
+    if lagged:
+        _draw_times(panels[-1], rows, colors, sizes, markers)
+    else:
+        panels[1].set_ylabel("")
     _finish(figure, _law_legend(colors, markers, lag_name), path)
+
+
+def _draw_times(
+    axis: Axes, rows: Sequence[Run], colors: dict[str, Any], sizes: dict[str, int], markers: dict[int, str]
+) -> None:
+    """Draw t·η: at the collapse, hollow, or at the end of a run that held, over S."""
+    for number, name in enumerate(sizes):
+        for row in (row for row in rows if row["objective"] == name):
+            held = row["collapse"] is None
+            time = (row["updates"] if held else row["collapse"]) * row["learning_rate"]
+            fill = colors[name] if held else "white"
+            style = {"color": colors[name], "markerfacecolor": fill, "markersize": sizes[name]}
+            axis.plot(row["mu"] * 1.12**number, time, marker=markers[row["mu"]], **style)
+    axis.set(xscale="log", yscale="log", xlabel="S + 1", ylabel="t·η")
+    axis.set_xticks(list(markers), list(map(str, markers)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_title("t·η of the collapse (hollow), or of the end of a run that held", fontsize=10)
 
 
 def _compared(rows: Sequence[Run]) -> set[str]:
@@ -224,17 +251,18 @@ def _compared(rows: Sequence[Run]) -> set[str]:
     return set(both) if lag_of(rows) == "µ" else {max(both, key=both.__getitem__)} if both else set()
 
 
-def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], **style: Any) -> None:
-    """Runs that differ only in learning rate and seed, each with its place; the line joins means of seeds."""
+def _draw_rates(axis: Axes, runs: Sequence[tuple[Run, float]], *, joined: bool, **style: Any) -> None:
+    """Runs that differ only in learning rate and seed, each with its place; lines may join means."""
     runs = sorted(runs, key=lambda run: run[1])
     rows, x = [row for row, _ in runs], [place for _, place in runs]
     y = [row["accuracy_end"] for row in rows]
     error = [row["evaluations"]["standard_error"][-1] for row in rows]
-    axis.errorbar(x, y, error, linewidth=0, elinewidth=1, markersize=7, clip_on=False, **style)
-    places = sorted(set(x))
-    means = [np.mean([accuracy for place, accuracy in zip(x, y) if place == mean]) for mean in places]
-    axis.plot(places, means, linewidth=0.6, color=style["color"])
-    hollow = style | {"markersize": 7, "markerfacecolor": "white", "zorder": 3}
+    axis.errorbar(x, y, error, linewidth=0, elinewidth=1, clip_on=False, **style)
+    if joined:
+        places = sorted(set(x))
+        means = [np.mean([accuracy for place, accuracy in zip(x, y) if place == mean]) for mean in places]
+        axis.plot(places, means, linewidth=0.6, color=style["color"])
+    hollow = style | {"markerfacecolor": "white", "zorder": 3}
     for row, place, accuracy in zip(rows, x, y):
         if row["collapse"] is not None:
             axis.plot(place, accuracy, clip_on=False, **hollow)

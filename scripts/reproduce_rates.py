@@ -29,6 +29,10 @@ def _curve_table(runs: Sequence[Run]) -> Iterable[str]:
         curve = [found.get(place, "–") for place in places]
         facts = run["arm"], f"{run['rate']:g}", run["seed"], name
         yield row_of(*facts, *curve, f"{100 * _triggered(run):.0f} %")
+    points = [point for run in runs for point in run["evaluations"] if point["accuracy"] > 0.05]
+    if errors := [point["standard_error"] for point in points]:
+        span = f"{min(errors):.3f} to {max(errors):.3f}"
+        yield from ["", f"Standard error of an evaluation with an accuracy above 0.05: {span}."]
 
 
 def rollouts(runs: Sequence[Run]) -> list[str]:

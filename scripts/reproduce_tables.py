@@ -194,23 +194,29 @@ def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
     """When each timed run first reaches the accuracy that all of them reach.
 
     One evaluation is noisy, so a mean of several decides the level. But a mean comes late, maybe only after
-    the next generation, so the first single evaluation at that level is shown too.
+    the next generation, so the first single evaluation at that level is shown too. Times contain compiling.
     """
-    timed = [run for run in runs if _timed(run)]
-    fresh = {(run["seed"], run["rate"]) for run in timed if run["arm"] == FRESH}
+    timed = [run for run in runs if _timed(run) and _milliseconds(run)]
+    fresh = {(run["seed"], run["rate"]): _milliseconds(run)[-1] for run in timed if run["arm"] == FRESH}
     timed = [run for run in timed if (run["seed"], run["rate"]) in fresh]
     if len(timed) < 2:
         return
     level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in timed)
     level = math.floor(100 * level) / 100
-    mean, time = f"mean of {rates.LAST} evaluations is {level:.2f} or more", "time, with compiling"
-    yield f"| arm | seed | η | {mean} | {time} | one evaluation is {level:.2f} or more | {time} |"
-    yield f"|{'---|' * 7}"
+    reached = f"mean of {rates.LAST} evaluations reaches it | time | one evaluation reaches it | time"
+    speed = f"time per update | speed, `{FRESH}` = 1"
+    yield f"| arm | prompts per update | µ | η | seed | {speed} | level | {reached} | compiling |"
+    yield f"|{'---|' * 13}"
     for run in timed:
         steady = next(point for accuracy, point in _smoothed(run) if accuracy >= level)
         first = next(point for point in run["evaluations"] if point["accuracy"] >= level)
         when = [(f"after {point['updates']} updates", f"{point['clock']:.0f} s") for point in (steady, first)]
-        yield row_of(run["arm"], run["seed"], f"{run['rate']:g}", *when[0], *when[1])
+        compiling = f"{run['seconds'].get('compile', 0):.0f} s"
+        sizes = run["batch"]["prompts_per_update"], run["batch"]["updates_per_stage"]
+        spent = _milliseconds(run)[-1]
+        faster = fresh[run["seed"], run["rate"]] / spent
+        facts = *sizes, f"{run['rate']:g}", run["seed"], f"{spent:.1f} ms", f"{faster:.2f}×", f"{level:.2f}"
+        yield row_of(run["arm"], *facts, *when[0], *when[1], compiling)
 
 
 def _smoothed(run: Run) -> list[tuple[float, dict[str, Any]]]:

@@ -260,7 +260,9 @@ def test_settings_are_compared_in_one_table(tmp_path, capsys):
 
 
 def rated(arm, seed, accuracy, reward, mu=96):
-    points = [{"updates": 32 * i, "accuracy": value} for i, value in enumerate(accuracy)]
+    points = [
+        {"updates": 32 * i, "accuracy": value, "standard_error": 0.01 * i} for i, value in enumerate(accuracy)
+    ]
     bins = [{"updates": 32, "reward": reward}]
     return {
         "arm": arm,
@@ -284,6 +286,7 @@ def test_the_table_of_rates_says_who_shares_rollouts_and_who_collapsed():
     assert reproduce_rates.rollouts(runs) == ["A", "A", "A", "B", "–"]
     shown = list(reproduce_rates.tables(runs))
     assert shown[2] == "| mu_grpo | 2e-05 | 0 | A | 0.200 | 0.100 | 0.300 | 0.200 | 0 % |"
+    assert "Standard error of an evaluation with an accuracy above 0.05: 0.000 to 0.030." in shown
     first = next(i for i, line in enumerate(shown) if "triggers, most" in line)
     ends = {line.split(" | ")[0]: line.split(" | ")[7] for line in shown[first + 2 : first + 5]}
     assert ends == {"| mu_grpo": "1 of 2", "| relaxed-no-veto": "1 of 2", "| grpo-mu4": "0 of 1"}
@@ -458,7 +461,8 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
     ("begin", "end", "folders"),
     [
         ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
-        ("### Stages of 1,024", "## The quickstart", ["chains_long", "chains_long_first"]),
+        ("### Stages of 1,024", "### Time to the same", ["chains_long", "chains_long_first"]),
+        ("### Time to the same", "## The quickstart", ["chains", "chains_long", "chains_small"]),
         ("## The quickstart", "## Times", ["quickstart", "quickstart_slower", "quickstart_slower_again"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
@@ -573,21 +577,24 @@ def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
             "rate": 5e-6,
             "alone": True,
             "updates": 128,
-            "seconds": {"sample": 9.0},
+            "seconds": {"sample": 9.0, "update": 1.0},
+            "batch": {"prompts_per_update": 8, "updates_per_stage": 64},
         }
         return about | {"evaluations": points} | more
 
     fresh = run("grpo-mu4", [0.1, 0.2, 0.3, 0.4, 0.4])
-    spike = run("mu_grpo", [0.1, 0.1, 0.5, 0.1, 0.15])  # means of three: 0.233, 0.233, 0.25
+    seconds = {"sample": 4.0, "update": 1.0, "compile": 7.0}
+    spike = run("mu_grpo", [0.1, 0.1, 0.5, 0.1, 0.15], seconds=seconds)  # means of three: 0.233, 0.233, 0.25
     others = [
         run("mu_grpo", [0.1] * 5, alone=False),
         run("mu_grpo", [0.1] * 5, seed=2),
         run("mu_grpo-trigger", [0.1] * 5, seconds={"update": 1.0}),  # it replayed rollouts
     ]
     table = list(reproduce_tables._equal_accuracy_table([fresh, spike, *others]))
-    assert "0.25 or more" in table[0] and len(table) == 4
-    assert table[2] == "| grpo-mu4 | 1 | 5e-06 | after 96 updates | 30 s | after 64 updates | 20 s |"
-    assert table[3] == "| mu_grpo | 1 | 5e-06 | after 128 updates | 40 s | after 64 updates | 20 s |"
+    assert len(table) == 4
+    about, once = "| 8 | 64 | 5e-06 | 1 |", "| after 64 updates | 20 s |"
+    assert table[2] == f"| grpo-mu4 {about} 78.1 ms | 1.00× | 0.25 | after 96 updates | 30 s {once} 0 s |"
+    assert table[3] == f"| mu_grpo {about} 39.1 ms | 2.00× | 0.25 | after 128 updates | 40 s {once} 7 s |"
     assert list(reproduce_tables._equal_accuracy_table([fresh, *others])) == []
 
 
