@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -34,7 +35,7 @@ def check_data(run: Path, sources: Mapping[str, str]) -> None:
 def check_same_data(run: Path, sources: Mapping[str, str]) -> None:
     """Raise an error that names the file if a sampler has other problems than its run."""
     stored = run / "data.json"
-    before = read_json_object(stored) if stored.exists() else {}
+    before = _hashes(stored) if stored.exists() else {}
     for name, digest in sources.items():
         if before.get(name) != digest:
             raise ConfigError(f"{name}: its problems are not those of the run in {run}; copy them from there")
@@ -45,5 +46,12 @@ def changed_data(run: Path, sources: Mapping[str, str]) -> list[str]:
     stored = run / "data.json"
     if not stored.exists() or not has_work(run):
         return []
-    before = read_json_object(stored)
+    before = _hashes(stored)
     return [name for name, digest in sources.items() if before.get(name) != digest]
+
+
+def _hashes(stored: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(stored)
+    except ValueError as error:
+        raise ConfigError(f"{error}; if the data is surely still the same, remove this file") from None

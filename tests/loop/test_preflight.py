@@ -172,6 +172,13 @@ def test_data_that_changed_since_the_start_is_refused_by_its_name(place):
     for start in (dry_run, stages.train):
         with pytest.raises(ConfigError, match=r"^train.jsonl: what it contains has changed since the run"):
             start(mine, place / "run")
+    stored = (place / "run" / "data.json").read_bytes()
+    (place / "run" / "data.json").write_bytes(b"")
+    with pytest.raises(
+        ConfigError, match=r"data.json: not valid JSON \(.*\); if the data .* remove this file"
+    ):
+        dry_run(mine, place / "run")
+    (place / "run" / "data.json").write_bytes(stored)
     lines = []  # the data is checked and described also if the folder holds another run
     with pytest.raises(ConfigError, match=r"seed \(0 there, 1 here\)"):
         dry_run(config("sampling.max_prompt_tokens=9", "seed=1"), place / "run", say=lines.append)
