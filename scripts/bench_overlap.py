@@ -1,19 +1,22 @@
 """Measure what it saves to sample while training: one process against `train` and `sample` side by side.
 
-    python scripts/bench_overlap.py [--stages 24] [--lag 1] [--work 50000] [--rounds 3] [--longest 900]
+    python scripts/bench_overlap.py [--stages 24] [--updates 8] [--lag 1] [--work LENGTH] [--rounds 3]
+                                       [--longest 900]
 
 Each process is pinned to one processor (`taskset`). The run in one process samples and trains in turn on
-processor 0; side by side, the trainer has processor 0 and the sampler processor 1. `--work` is the length of
-a loop in the reward, which the sampler computes: it makes the cost of sampling that of training. The machine
-must be idle otherwise.
+processor 0; side by side, the trainer has processor 0 and the sampler processor 1. A stage has `--updates`
+updates. `--work` is the length of a loop in the reward, which the sampler computes. By default, it is chosen
+so that sampling costs as much as training: two short runs with different lengths say how. The machine must be
+idle otherwise.
 
-Prints JSON lines: seconds of a run from its first to its last update, so without the time in which programs
-are loaded, and the seconds of sampling, updates and waiting; then the share of the time that is left, and
+Prints JSON lines: seconds of a run from its first to its last update, so without the start and the first
+generation, and the seconds of sampling, updates and waiting; then the share of the time that is left, and
 whether both ends are bit-identical.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +32,7 @@ def short(text, problem):
         pass
     return 1.0 / (1 + len(text))
 """
+LENGTHS = (10_000, 50_000)  # of the loop, in the runs that measure what it costs
 SIZES = [
     "model.tiny.hidden_size=64",
     "model.tiny.num_layers=2",
@@ -52,8 +56,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stages", type=int, default=24)
+    parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--lag", type=int, default=1)
-    parser.add_argument("--work", type=int, default=50_000)
+    parser.add_argument("--work", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=float, default=900.0)
     arguments = parser.parse_args()
@@ -61,14 +66,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "run.yaml").write_text(TINY_RUN)
-        (work / "lag_rewards.py").write_text(REWARD.format(work=arguments.work))
         settings = [
             *SIZES,
             f"batch.lag={arguments.lag}",
-            "batch.updates_per_stage=4",
+            f"batch.updates_per_stage={arguments.updates}",
         ]
+        make_reward(work, LENGTHS[0])
         for way in ("one", "apart"):  # compiles
             measured(work, f"first-{way}", way, [*settings, f"batch.stages={arguments.lag + 1}"], arguments)
+        length = balanced(work, settings, arguments) if arguments.work is None else arguments.work
+        make_reward(work, length)
         settings.append(f"batch.stages={arguments.stages}")
         for number in range(arguments.rounds):
             apart = measured(work, f"apart-{number}", "apart", settings, arguments)
@@ -78,6 +85,29 @@ def main() -> int:
             print(json.dumps({"round": number, "share": share, "bit_identical": equal}), flush=True)
             same &= equal
     return int(not same)
+
+
+def make_reward(work: Path, length: int) -> None:
+    (work / "lag_rewards.py").write_text(REWARD.format(work=length))
+
+
+def balanced(work: Path, settings: list[str], arguments: argparse.Namespace) -> int:
+    """Return the length of the loop with which a stage costs as much to sample as to train on."""
+    sampling, updating = [], []
+    for length in LENGTHS:
+        make_reward(work, length)
+        name = f"costs-{length}"
+        measured(work, name, "one", [*settings, f"batch.stages={arguments.lag + 9}"], arguments)
+        records = journal(work / name)
+        stages = [record["seconds"]["generate"] for record in records if record["kind"] == "stage"]
+        updates = [record["seconds"]["update"] for record in records if record["kind"] == "update"]
+        sampling.append(statistics.median(stages[arguments.lag + 1 :]))
+        updating.append(arguments.updates * statistics.median(updates))
+    slope = (sampling[1] - sampling[0]) / (LENGTHS[1] - LENGTHS[0])
+    length = max(round(LENGTHS[0] + (statistics.mean(updating) - sampling[0]) / slope), 0)
+    costs = {"sampling": sampling, "updating": updating}
+    print(json.dumps({"seconds_per_stage": costs, "lengths": LENGTHS, "chosen": length}), flush=True)
+    return length
 
 
 def measured(
