@@ -190,7 +190,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
     limits = LIMITS_WITH_LAG if lagged else LIMITS
     in_title = _compared(rows)
     rows_of_panels, size = (2, (13, 8)) if lagged else (1, (11, 4))
-    figure, grid = plt.subplots(rows_of_panels, 2, figsize=size, layout="constrained")
+    figure, grid = plt.subplots(rows_of_panels, 2, figsize=size, sharey=not lagged, layout="constrained")
     panels = list(grid.flat)
     for axis, limit in zip(panels, limits):
         wrong = compared = 0
@@ -214,7 +214,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
         if high < 20 * low:  # else powers of ten are enough
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=10)
+        axis.set_title(f"{limit}: {wrong} of {compared} runs on the wrong side", fontsize=9)
     if lagged:
         _draw_times(panels[-1], rows, colors, sizes, markers)
     else:
