@@ -104,6 +104,8 @@ def balanced(work: Path, settings: list[str], arguments: argparse.Namespace) -> 
         sampling.append(statistics.median(stages[arguments.lag + 1 :]))
         updating.append(arguments.updates * statistics.median(updates))
     slope = (sampling[1] - sampling[0]) / (LENGTHS[1] - LENGTHS[0])
+    if slope <= 0:
+        sys.exit(f"a longer loop did not take longer ({sampling} s): the machine is not idle; choose --work")
     length = max(round(LENGTHS[0] + (statistics.mean(updating) - sampling[0]) / slope), 0)
     costs = {"sampling": sampling, "updating": updating}
     print(json.dumps({"seconds_per_stage": costs, "lengths": LENGTHS, "chosen": length}), flush=True)

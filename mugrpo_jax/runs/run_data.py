@@ -54,4 +54,6 @@ def _hashes(stored: Path) -> dict[str, Any]:
     try:
         return read_json_object(stored)
     except ValueError as error:
-        raise ConfigError(f"{error}; if the data is surely still the same, remove this file") from None
+        raise ConfigError(
+            f"{error}; if the data is surely still the same, remove this file and start the trainer again"
+        ) from None

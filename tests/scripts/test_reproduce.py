@@ -656,6 +656,26 @@ def test_titles_of_a_grid_count_objectives_that_need_a_limit_and_with_a_lag_only
     assert reproduce_draw._compared([row("p3o", None, lag=16)]) == set()
 
 
+def test_the_time_of_a_collapse_is_hollow_and_a_run_that_held_is_at_its_end():
+    def row(objective, lag, collapse):
+        return {
+            "objective": objective,
+            "mu": lag,
+            "learning_rate": 0.5,
+            "updates": 64,
+            "collapse": collapse,
+        }
+
+    figure, axis = plt.subplots()
+    rows = [row("grpo", 2, None), row("grpo", 16, 8), row("mu_grpo", 2, 4)]
+    colors, sizes = {"grpo": "#ff0000", "mu_grpo": "#0000ff"}, {"grpo": 8, "mu_grpo": 6}
+    reproduce_draw._draw_times(axis, rows, colors, sizes, {2: "o", 16: "^"})
+    marks = [(*line.get_xydata()[0], line.get_markerfacecolor()) for line in axis.get_lines()]
+    assert marks[:2] == [(2, 32, "#ff0000"), (16, 4, "white")]
+    assert marks[2] == (pytest.approx(2.24), 2, "white")  # beside the mark of the other objective
+    plt.close(figure)
+
+
 def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
     def run(arm, seed):
         return {"arm": arm, "seed": seed, "evaluations": [{"updates": u, "accuracy": 0.1} for u in (0, 8)]}
