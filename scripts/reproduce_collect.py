@@ -107,7 +107,7 @@ def _folders(runs: Path) -> list[Path]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """The config and the environment of a run."""
+    """The config of a run, and its environment if its file is there."""
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -118,7 +118,8 @@ def _facts(folder: Path) -> dict[str, Any]:
     options = named["task"]["options"]
     if "folder" in options:
         options["folder"] = Path(options["folder"]).name
-    return named | {"environment": json.loads((folder / "environment.json").read_text())}
+    environment = folder / "environment.json"
+    return named | {"environment": json.loads(environment.read_text()) if environment.exists() else None}
 
 
 def _binned(folder: Path) -> Iterator[dict[str, Any]]:

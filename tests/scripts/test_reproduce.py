@@ -194,6 +194,14 @@ def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
         reproduce._check_start(start, reproduce.CONFIG, ["task.options={difficulty: 3}"])
 
 
+def test_a_run_that_was_copied_without_its_environment_is_collected(tmp_path):
+    folder = write_run(tmp_path / "mu_grpo-seed0")
+    (folder / "environment.json").unlink()
+    reproduce_collect.collect(tmp_path, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "mu_grpo-seed0.jsonl").read_text().splitlines()[0])
+    assert about["environment"] is None and about["seed"] == 0
+
+
 def test_a_lag_counts_as_staleness_in_the_grid_of_the_law(tmp_path):
     name = "grpo-mu8-lag2-lr1e-05-seed0"
     keys = ["objective.name=grpo", "batch.lag=2"]
@@ -455,6 +463,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
 
 PAGES = ("results.md", "results-short-responses.md", "results-tables.md")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
+QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstart_slower_again"]
 
 
 @pytest.mark.parametrize(
@@ -463,17 +472,13 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
         ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
         ("### Stages of 1,024", "### Time to the same", ["chains_long", "chains_long_first"]),
         ("### Time to the same", "## The quickstart", ["chains", "chains_long", "chains_small"]),
-        ("## The quickstart", "## Times", ["quickstart", "quickstart_slower", "quickstart_slower_again"]),
+        ("## The quickstart", "## Times", QUICKSTARTS),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
         ("## The law with a lag", "### The law on chains", ["lag"]),
         ("### The law on chains", "## Responses of other policies", ["lag-chains"]),
         ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
-        (
-            "`docs/results/quickstart`:",
-            "## The law with a lag",
-            ["quickstart", "quickstart_slower", "quickstart_slower_again"],
-        ),
+        ("`docs/results/quickstart`:", "## The law with a lag", QUICKSTARTS),
         ("`docs/results/lag`)", "## The law on chains", ["lag"]),
         ("`docs/results/lag-chains`)", "", ["lag-chains"]),
         ("## Responses of other policies", "## LoRA on chains", ["settings"]),
