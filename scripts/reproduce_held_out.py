@@ -47,6 +47,24 @@ RULES: dict[str, Callable[[Walk, Run], float]] = {
 }
 
 
+def border_table(rows: Sequence[Run]) -> Iterable[str]:
+    """How many runs collapsed, by the age of their data and their learning rate."""
+    rates = sorted({row["learning_rate"] for row in rows})
+    yield f"| objective | {lag_of(rows)} | " + " | ".join(f"η = {rate:g}" for rate in rates) + " |"
+    yield f"|{'---|' * (2 + len(rates))}"
+    for name, same in _by_objective(rows).items():
+        for mu in sorted({row["mu"] for row in same}):
+            bad = [
+                [
+                    row["collapse"] is not None
+                    for row in same
+                    if (row["mu"], row["learning_rate"]) == (mu, rate)
+                ]
+                for rate in rates
+            ]
+            yield row_of(name, mu, *(f"{sum(found)} of {len(found)}" if found else "–" for found in bad))
+
+
 def order_table(rows: Sequence[Run]) -> Iterable[str]:
     """Which quantity tells runs that collapse from the others, if its limit may be chosen afterwards?"""
     yield (

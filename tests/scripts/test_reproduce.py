@@ -573,6 +573,13 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
     assert len(times) == 6
 
 
+def test_collapsed_runs_are_counted_by_age_and_learning_rate():
+    border = [(16, 1e-5, None), (16, 3e-5, 40), (16, 3e-5, None), (512, 1e-5, 7), (512, 1e-5, 9)]
+    header, _, *lines = reproduce_held_out.border_table([grid_row(*run) for run in border])
+    assert header == "| objective | µ | η = 1e-05 | η = 3e-05 |"
+    assert lines == ["| grpo | 16 | 0 of 1 | 1 of 2 |", "| grpo | 512 | 2 of 2 | – |"]
+
+
 def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
     def run(arm, accuracy, **more):
         points = [{"updates": 32 * i, "clock": 10.0 * i, "accuracy": a} for i, a in enumerate(accuracy)]
