@@ -54,15 +54,11 @@ def border_table(rows: Sequence[Run]) -> Iterable[str]:
     yield f"|{'---|' * (2 + len(rates))}"
     for name, same in _by_objective(rows).items():
         for mu in sorted({row["mu"] for row in same}):
-            bad = [
-                [
-                    row["collapse"] is not None
-                    for row in same
-                    if (row["mu"], row["learning_rate"]) == (mu, rate)
-                ]
-                for rate in rates
-            ]
-            yield row_of(name, mu, *(f"{sum(found)} of {len(found)}" if found else "–" for found in bad))
+            found: dict[float, list[bool]] = {rate: [] for rate in rates}
+            for row in same:
+                if row["mu"] == mu:
+                    found[row["learning_rate"]].append(row["collapse"] is not None)
+            yield row_of(name, mu, *(f"{sum(bad)} of {len(bad)}" if bad else "–" for bad in found.values()))
 
 
 def order_table(rows: Sequence[Run]) -> Iterable[str]:
