@@ -61,6 +61,23 @@ def border_table(rows: Sequence[Run]) -> Iterable[str]:
             yield row_of(name, mu, *(f"{sum(bad)} of {len(bad)}" if bad else "–" for bad in found.values()))
 
 
+def pairs_table(rows: Sequence[Run]) -> Iterable[str]:
+    """Collapses with and without the veto, of runs with the same age of the data, learning rate and seed."""
+    with_veto, without = (
+        {(row["learning_rate"], row["mu"], row["seed"]): row["collapse"] is not None for row in found}
+        for found in (_by_objective(rows).get(name, []) for name in ("mu_grpo", "relaxed-no-veto"))
+    )
+    both = with_veto.keys() & without.keys()
+    if both:
+        yield "| η | pairs | collapsed: mu_grpo | relaxed-no-veto |"
+        yield "|---|---|---|---|"
+    for rate in sorted({rate for rate, _, _ in both}):
+        same = [pair for pair in both if pair[0] == rate]
+        yield row_of(
+            f"{rate:g}", len(same), *(sum(found[pair] for pair in same) for found in (with_veto, without))
+        )
+
+
 def order_table(rows: Sequence[Run]) -> Iterable[str]:
     """Which quantity tells runs that collapse from the others, if its limit may be chosen afterwards?"""
     yield (

@@ -64,6 +64,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
         for table in (
             held_out.border_table,
+            held_out.pairs_table,
             held_out.order_table,
             held_out.exponents,
             held_out.held_out_table,

@@ -582,6 +582,21 @@ def test_collapsed_runs_are_counted_by_age_and_learning_rate():
     assert lines == ["| grpo | 16 | 0 of 1 | 1 of 2 |", "| grpo | 512 | 2 of 2 | – |"]
 
 
+def test_the_veto_is_compared_on_runs_of_the_same_age_rate_and_seed():
+    def row(objective, lag, rate, seed, collapse):
+        return grid_row(lag, rate, collapse) | {"objective": objective, "seed": seed}
+
+    pairs = [
+        *(row("mu_grpo", 16, 1e-5, 0, None), row("relaxed-no-veto", 16, 1e-5, 0, 7)),
+        *(row("mu_grpo", 64, 1e-5, 1, 9), row("relaxed-no-veto", 64, 1e-5, 1, 8)),
+        *(row("mu_grpo", 64, 3e-5, 0, 9), row("relaxed-no-veto", 64, 3e-5, 1, 8)),  # of two seeds: no pair
+        *(row("mu_grpo", 16, 3e-5, 1, 9), row("relaxed-no-veto", 16, 3e-5, 1, None)),
+    ]
+    _, _, *lines = reproduce_held_out.pairs_table(pairs)
+    assert lines == ["| 1e-05 | 2 | 1 | 2 |", "| 3e-05 | 1 | 1 | 0 |"]
+    assert not list(reproduce_held_out.pairs_table(pairs[::2]))  # nothing to compare
+
+
 def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
     def run(arm, accuracy, **more):
         points = [{"updates": 32 * i, "clock": 10.0 * i, "accuracy": a} for i, a in enumerate(accuracy)]
