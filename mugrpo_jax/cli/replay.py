@@ -1,6 +1,7 @@
 """`mugrpo replay`: optimise a stage of a run again, with its stored rollouts."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -92,10 +93,11 @@ def _without_old_knobs(config: "RunConfig", overrides: Sequence[str]) -> list[st
     from mugrpo_jax import config as configs
     from mugrpo_jax.runs import progress
 
-    old, cleared = config.objective, ["objective.knobs={}", *overrides]
-    new = configs.changed(config, cleared).objective
+    old = config.objective
+    bare = dataclasses.replace(config, objective=dataclasses.replace(old, knobs={}))
+    new = configs.changed(bare, list(overrides)).objective
     if new.name == old.name or not old.knobs:
         return list(overrides)
     knobs = ", ".join(f"{name}: {value}" for name, value in old.knobs.items())
     progress.say(f"objective {new.name}: the run's knobs of {old.name} ({knobs}) are not used")
-    return cleared
+    return ["objective.knobs={}", *overrides]

@@ -185,6 +185,13 @@ class RunConfig(Section):
         kept = "proximal_logp" in self.objective.arrays and self.proximal_every != 1
         return self.model.compute_dtype if kept else None
 
+    @property
+    def own_functions(self) -> list[str]:
+        """The functions of the user's own, as `module:function`, on which rollouts and rewards depend."""
+        reward = self.task.reward or self.task.options.get("reward", "")
+        rewards = [reward] if isinstance(reward, str) else [part.name for part in reward]
+        return [name for name in (*rewards, self.environment.name or "") if ":" in name]
+
     def rollout_fingerprint(self) -> str:
         """Return a hash of all settings that, together with the weights, determine the rollouts."""
         fixed = self.fixed_settings()

@@ -17,7 +17,7 @@ from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import check_weights
 from mugrpo_jax.rollouts.generate_rollouts import training_order
 from mugrpo_jax.runs import progress
-from mugrpo_jax.runs.run_data import check_data
+from mugrpo_jax.runs.run_data import changed_code, check_data
 from mugrpo_jax.runs.run_folder import check_config
 from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
@@ -37,6 +37,7 @@ from mugrpo_jax.tasks import (
     load_task,
     task_maker,
 )
+from mugrpo_jax.tasks.own_functions import code_digests
 
 _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
@@ -58,7 +59,8 @@ def dry_run(
         tokenizer = run_model_tokenizer(config)
         checked, lengths = check_problems(config, task, tokenizer)
         environment = check_environment(config, tokenizer, checked.train)
-        for line in filter(None, [lengths, environment, check_reward(config, checked)]):
+        reward = check_reward(config, checked)
+        for line in filter(None, [shared_problems(task), lengths, environment, reward]):
             say(line)
     sources = {} if task is None else task.sources
     if not overwrite:
@@ -66,6 +68,9 @@ def dry_run(
         check_data(folder, sources)
     elif reason := reason_to_move(folder, config, sources):
         say(f"folder      {folder} would be moved to {place_beside(folder)}: {reason}")
+        return "the data on the Hub" if task is None else ""
+    if task is not None and (changed := changed_code(folder, code_digests(config.own_functions))):
+        say(changed)
     return "the data on the Hub" if task is None else ""
 
 
@@ -104,6 +109,21 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
     )
     about = f"{len(sizes):,} checked, their tokens: {_percentiles(sizes)}; limit {limit:,}, {over}"
     return task, f"prompts     {about}"
+
+
+def shared_problems(task: Task) -> str:
+    """Return a line of text about held-out problems that the run also trains on; "" if there are none.
+
+    Only problems that were read from data are compared. Generators make no such problems.
+    """
+    if not task.sources or not task.test:
+        return ""
+    trained = {repr(problem.prompt) for problem in task.train}
+    shared = [problem for problem in task.test if repr(problem.prompt) in trained]
+    if not shared:
+        return ""
+    about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also trained on, the first: {shared[0]}"
+    return f"held out    {about}; remove such problems from one of the two files"
 
 
 def _are(items: Sequence[object]) -> str:
@@ -165,7 +185,8 @@ def check_reward(config: RunConfig, task: Task) -> str:
             if name in CODE_REWARDS:
                 lines.append(check_sandbox(unsafe=config.task.unsafe_sandbox))
         except ValueError as error:
-            raise ConfigError(f"task.reward: {error}") from error
+            key = "task.options.reward" if config.task.reward is None else "task.reward"
+            raise ConfigError(f"{key}: {error}") from error
         if task.sources and (check := ANSWER_CHECKS.get(name)):
             for problem in [*task.train, *task.test]:
                 _check_answer(check, problem)
@@ -194,7 +215,8 @@ def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
             f"reward {name!r} fails for {problem} with the {what} as the response: {score.status} "
             f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
         )
-    return f"reward      {name} gives {score.value:g} for the {what} of {problem}"
+    low = "; is it meant to be so low?" if score.value <= 0 else ""
+    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{low}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

@@ -40,7 +40,8 @@ def rollouts(config: RunConfig) -> RolloutFolder:
         theirs["lora"], ours["lora"] = (configs.to_dict(each.lora) for each in (other_config, config))
     differing = configs.differing_keys(theirs, ours)
     if differing:
-        raise ConfigError(f"{other}: cannot be replayed with another policy: {'; '.join(differing)}")
+        others = "; ".join(differing)
+        raise ConfigError(f"{other}: rollouts cannot be replayed with other settings than theirs: {others}")
     stage = open_stage(
         stage_folder(other, config.replay.stage), share=(jax.process_index(), jax.process_count())
     )

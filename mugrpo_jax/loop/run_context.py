@@ -20,7 +20,7 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
-from mugrpo_jax.loop.preflight import check_problems, check_reward
+from mugrpo_jax.loop.preflight import check_problems, check_reward, shared_problems
 from mugrpo_jax.loop.sampler_thread import SamplerThread
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
@@ -28,7 +28,7 @@ from mugrpo_jax.report.live import LiveReport
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
-from mugrpo_jax.runs.run_data import check_data, claim_data
+from mugrpo_jax.runs.run_data import changed_code, check_data, claim_code, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder, check_config, is_sampled, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SamplerWatch, refuse_samplers
@@ -48,6 +48,7 @@ from mugrpo_jax.setup.run_environment import check_environment
 from mugrpo_jax.setup.run_setup import load_run_model
 from mugrpo_jax.setup.stored_rollouts import behavior_names
 from mugrpo_jax.tasks import load_task
+from mugrpo_jax.tasks.own_functions import code_digests
 
 
 @dataclasses.dataclass
@@ -183,9 +184,12 @@ def open_run(
             tokenizer = run_model_tokenizer(config)
             task, lengths = check_problems(config, task, tokenizer)
             environment = check_environment(config, tokenizer, task.train)
-            about = "\n".join(filter(None, [lengths, environment, check_reward(config, task)]))
+            reward = check_reward(config, task)
+            code = code_digests(config.own_functions)
+            about = "\n".join(filter(None, [shared_problems(task), lengths, environment, reward]))
         distributed.check_same("chosen settings", configs.to_dict(config))
         distributed.check_same("data", sources)
+        distributed.check_same("code", code)
         if about:
             progress.say(about)
         with distributed.together("model"):  # after the data: from here on, devices may wait for other hosts
@@ -204,6 +208,9 @@ def open_run(
                 text = json.dumps([dataclasses.asdict(choice) for choice in choices], indent=1)
                 write_atomically(path / "chosen.json", text + "\n")
             claim_data(path, sources)
+            if line := changed_code(path, code):
+                progress.say(line)
+            claim_code(path, code)
         move_unusable(path / "checkpoints", back_to)
         setup = dataclasses.replace(
             setup,

@@ -1,4 +1,4 @@
-"""Notice that the data of a run has changed since the run was started."""
+"""Notice that the data of a run, or the code of its reward, has changed since the run was started."""
 
 import json
 from collections.abc import Mapping
@@ -48,6 +48,28 @@ def changed_data(run: Path, sources: Mapping[str, str]) -> list[str]:
         return []
     before = _hashes(stored)
     return [name for name, digest in sources.items() if before.get(name) != digest]
+
+
+def claim_code(run: Path, code: Mapping[str, str]) -> None:
+    """Store the hashes of the user's own functions in the folder of a run without work."""
+    if jax.process_index() == 0 and not ((run / "code.json").exists() and has_work(run)):
+        write_atomically(run / "code.json", json.dumps(dict(code), indent=1) + "\n")
+
+
+def changed_code(run: Path, code: Mapping[str, str]) -> str:
+    """Return a line of text about each of the user's functions whose file differs from that of the start.
+
+    This is no error, unlike other data: a reward that failed must be mended before the run can go on.
+    """
+    stored = run / "code.json"
+    if not stored.exists() or not has_work(run):
+        return ""
+    before = read_json_object(stored)
+    changed = [name for name, digest in code.items() if before.get(name, digest) != digest]
+    return "\n".join(
+        f"{name}: its file has changed since the run in {run} was started; rewards from before it stay"
+        for name in changed
+    )
 
 
 def _hashes(stored: Path) -> dict[str, Any]:

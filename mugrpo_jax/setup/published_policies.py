@@ -109,10 +109,7 @@ class PublishedPolicies:
     @functools.cached_property
     def _code(self) -> dict[str, str] | None:
         """The user's own functions that determine rollouts, with hashes of their files."""
-        config = self._setup.config
-        reward = config.task.reward or ()
-        names = [reward] if isinstance(reward, str) else [part.name for part in reward]
-        return code_digests([*names, config.environment.name or ""]) or None
+        return code_digests(self._setup.config.own_functions) or None
 
     @functools.cached_property
     def _frozen(self) -> str | None:

@@ -6,6 +6,7 @@ A source is a string: `path/to/file.jsonl`, `path/to/file.parquet`, `hub:owner/n
 
 import hashlib
 import json
+import math
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mugrpo_jax.tasks.math_answers import boxed_answer
-from mugrpo_jax.tasks.rewards import load_reward
+from mugrpo_jax.tasks.near_names import possible_names
 from mugrpo_jax.tasks.task import Message, Problem, Prompt, Task
 
 Row = tuple[str, Mapping[str, Any]]  # the place of the row (file and line) for error texts, and its columns
@@ -59,7 +60,8 @@ class Columns:
             if not isinstance(getattr(self, key), str | None):
                 raise ValueError(f"{key} is {getattr(self, key)!r}; possible: the name of a column")
         if not isinstance(self.template, str | tuple):
-            raise ValueError(f"template is {self.template!r}; possible: text, or a list of chat messages")
+            possible = _in_quotes(self.template) or "text, or a list of chat messages"
+            raise ValueError(f"template is {self.template!r}; possible: {possible}")
         if isinstance(self.template, str):
             columns = _fields(self.template)
         else:
@@ -118,7 +120,6 @@ def dataset_task(
     """
     if train is None and test is None:
         raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
-    load_reward(reward)
     columns = columns if isinstance(columns, Columns) else _columns(columns or {})
     problems = {source: load_problems(source, columns) for source in (train, test) if source is not None}
     sources = {source: _digest(found) for source, found in problems.items()}
@@ -144,10 +145,13 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
     known = [field.name for field in fields(Columns)]
     for key in settings:
         if key not in known:
-            raise ValueError(f"columns has no key {key!r}; possible: {', '.join(known)}")
+            raise ValueError(f"columns: no key {key!r}; {possible_names(key, known)}")
     template: Any = settings.get("template", Columns.template)
     rest = {key: value for key, value in settings.items() if key != "template"}
-    return Columns(tuple(template) if isinstance(template, list) else template, **rest)
+    try:
+        return Columns(tuple(template) if isinstance(template, list) else template, **rest)
+    except ValueError as error:
+        raise ValueError(f"columns: {error}") from None
 
 
 def first_columns(source: str) -> list[str]:
@@ -162,27 +166,30 @@ def _rows(source: str) -> Iterator[Row]:
     path = Path(source)
     readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
     if path.suffix not in readers:
-        raise ValueError(f"source is {source!r}; possible: a .jsonl or .parquet file or hub:owner/name:split")
+        possible = "a .jsonl or .parquet file or hub:owner/name:split"
+        raise ValueError(f"{source}: problems cannot be read from it; possible: {possible}")
     if not path.is_file():
-        raise ValueError(f"{source}: no such file")
+        place = "" if path.is_absolute() else f" in this folder, {Path.cwd()}"
+        raise ValueError(f"{source}: no such file{place}")
     return readers[path.suffix](path)
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield f"{path}:{number}", _json_object(f"{path}:{number}", line)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 text: {error}") from None
+            if text.strip():
+                yield f"{path}:{number}", _json_object(f"{path}:{number}", text)
 
 
 def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON: {error}") from None
+        raise ValueError(f"{where}: not JSON: {error}; possible: one JSON object a line") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a {type(row).__name__}; possible: one JSON object a line")
     return row
@@ -206,7 +213,7 @@ def _hub_rows(source: str) -> Iterator[Row]:
     match = re.fullmatch(r"hub:([^/:]+/[^/:]+)(?:/([^/:]+))?:([^:]+)", source)
     if match is None:
         forms = "hub:owner/name:split or hub:owner/name/subset:split"
-        raise ValueError(f"source is {source!r}; possible: {forms}")
+        raise ValueError(f"{source}: not a dataset of the Hub; possible: {forms}")
     try:
         import datasets
     except ImportError:
@@ -216,6 +223,13 @@ def _hub_rows(source: str) -> Iterator[Row]:
     except Exception as error:  # the type depends on the reason: offline, missing or gated
         raise ValueError(f"{source}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     yield from ((f"{source}: row {i}", row) for i, row in enumerate(rows))
+
+
+def _in_quotes(template: Any) -> str | None:
+    """Return the text that was meant by `template: {question}`, which YAML reads as keys without values."""
+    if isinstance(template, Mapping) and template and not any(template.values()):
+        return "in quotes, '" + "".join(f"{{{name}}}" for name in template) + "'"
+    return None
 
 
 def _message_fields(message: Any) -> list[str]:
@@ -243,10 +257,12 @@ def _fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _column(row: Mapping[str, Any], column: str, wanted_by: str) -> Any:
-    if row.get(column) is None:
+    value = row.get(column)
+    missing = isinstance(value, float) and math.isnan(value)  # as pandas writes it
+    if value is None or missing:
         state = "is empty" if column in row else "is not there"
         raise ValueError(f"column {column!r}, named by {wanted_by}, {state}; possible: {', '.join(row)}")
-    return row[column]
+    return value
 
 
 def _text(value: Any) -> str:

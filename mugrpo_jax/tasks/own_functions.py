@@ -4,11 +4,15 @@ import hashlib
 import importlib
 import os
 import sys
+import traceback
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.tasks.near_names import did_you_mean, possible_names
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) -> Callable[..., Any]:
@@ -19,24 +23,30 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
       built_in: the names that need no module, for the error.
       arguments: the arguments of such a function, for the error.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
+    place, colon, attribute = name.partition(":")
+    if not (colon and place and attribute):
         raise ValueError(f"{kind} is {name!r}; {possible_names(name, built_in)} or module:function")
-    module_name = module_name.removesuffix(".py")
     # The function may be in the working folder. The folder goes last, so that no file in it hides a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if (module_name := _module_name(place)).startswith("."):
+        where = f"it must be below this folder, {os.getcwd()}, or be installed as a package"
+        raise ValueError(f"{kind} {name!r}: cannot import {place!r}: {where}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        hint = _module_hint(module_name) if error.name == module_name else ""
+        missing = f"{error.name}."  # the module, or the package that it is in
+        hint = _module_hint(module_name) if f"{module_name}.".startswith(missing) else ""
         raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
+    except SyntaxError as error:
+        where = f"{error.filename}:{error.lineno}: {error.msg}"
+        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {where}") from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {error!r}") from error
+        why = f"{error!r}{line_of(error)}"
+        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {why}") from error
     function = getattr(module, attribute, None)
     if function is None:
-        functions = (key for key, value in vars(module).items() if callable(value))
-        hint = f"; {did_you_mean(attribute, functions)}".rstrip("; ")
+        hint = f"; {did_you_mean(attribute, _functions(module))}".rstrip("; ")
         raise ValueError(f"{kind} {name!r}: the module has no {attribute!r}{hint}")
     if not callable(function):
         raise ValueError(f"{kind} {name!r} is a {type(function).__name__}; possible: a function {arguments}")
@@ -44,17 +54,46 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
 
 
 def code_digests(names: Iterable[str]) -> dict[str, str]:
-    """Return a hash of the file of each function of the user's own among `names`; they were imported before.
+    """Return a hash of the file of each function of the user's own; all were imported before.
 
-    >>> list(code_digests(["exact", "mugrpo_jax.tasks.own_functions:own_function"]))
+    >>> list(code_digests(["mugrpo_jax.tasks.own_functions:own_function"]))
     ['mugrpo_jax.tasks.own_functions:own_function']
     """
     found = {}
-    for name in (name for name in names if ":" in name):
-        module = sys.modules[name.partition(":")[0].removesuffix(".py")]
+    for name in names:
+        module = sys.modules[_module_name(name.partition(":")[0])]
         if (file := getattr(module, "__file__", None)) is not None:
             found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
     return found
+
+
+def line_of(error: BaseException) -> str:
+    """Return the line of the user's file where an error came up, as ` (file.py:3)`; "" if it is not known.
+
+    The function that caught the error must have called the user's code, or imported it.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
+    called = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
+    if not called or called[0].filename.startswith(_PACKAGE):
+        return ""
+    last = [frame.lineno for frame in called if frame.filename == called[0].filename][-1]
+    return f" ({os.path.basename(called[0].filename)}:{last})"
+
+
+def _module_name(place: str) -> str:
+    """Return the name of a module, which the user may have written as a path from the working folder.
+
+    >>> _module_name("rewards/mine.py"), _module_name("./mine.py"), _module_name("rewards.mine")
+    ('rewards.mine', 'mine', 'rewards.mine')
+    """
+    place = place.removesuffix(".py")
+    return os.path.relpath(place).replace(os.sep, ".") if os.sep in place else place
+
+
+def _functions(module: types.ModuleType) -> list[str]:
+    """Return the names of what can be called among the things that the module itself defines."""
+    called = {name: value for name, value in vars(module).items() if callable(value)}
+    return [name for name, value in called.items() if getattr(value, "__module__", "") == module.__name__]
 
 
 def _module_hint(wrong: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Self
 
+from mugrpo_jax.tasks.own_functions import line_of
 from mugrpo_jax.tasks.rewards import load_reward
 from mugrpo_jax.tasks.task import LARGEST_REWARD, Problem, RewardFunction, Verdict
 
@@ -161,9 +162,10 @@ def _as_float(value: Real) -> float:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the text of an exception that the code of a user raised."""
+    """Return the type and the text of an exception that the code of a user raised, and the line if known."""
+    line = line_of(error)
     try:
-        return shortened(f"{type(error).__name__}: {error}")
+        return shortened(f"{type(error).__name__}: {error}"[: _DETAIL - len(line)] + line)
     except Exception:  # its own `__str__` fails
         return type(error).__name__
 

@@ -9,12 +9,13 @@ from mugrpo_jax.config import ConfigError
 from mugrpo_jax.loop import stages
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.preflight import check_problems, dry_run, warm_start_problems
-from mugrpo_jax.runs.run_data import claim_data
+from mugrpo_jax.runs.run_data import claim_code, claim_data
 from mugrpo_jax.runs.run_folder import RunFolder
 from mugrpo_jax.setup.auto_settings import choose_settings
 from mugrpo_jax.setup.devices import run_mesh
 from mugrpo_jax.setup.initial_model import run_model_shape, run_model_tokenizer
 from mugrpo_jax.tasks import load_task
+from mugrpo_jax.tasks.own_functions import code_digests
 
 TINY = "model.tiny={hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2, intermediate_size: 24}"
 SIZES = ["sampling.max_prompt_tokens=6", "batch.prompts_per_update=2", "batch.updates_per_stage=1"]
@@ -109,13 +110,17 @@ def test_overlong_prompts_are_dropped_if_asked_for(place):
     [
         (["warm_start.updates=1"], "name their column in task.options.columns.solution, or turn"),
         (["task.reward=my_rewards:raises"], "reward 'my_rewards:raises' fails for train.jsonl:1: problem 0 "),
-        (["task.reward=my_rewards:leaves"], "error (SystemExit: 0); mend it, or allow such failures with"),
+        (["task.reward=my_rewards:leaves"], "error (SystemExit: 0 (my_rewards.py:5)); mend it, or allow"),
         (["task.reward=leaves:reward"], "reward 'leaves:reward': cannot import 'leaves': SystemExit(0)"),
         (["task.reward=my_rewards:fin"], "the module has no 'fin'; did you mean fine?"),
         (["task.reward=my_rewards:other"], "reward 'my_rewards:other': the module has no 'other'"),
         (["task.reward=nowhere:reward"], "reward 'nowhere:reward': cannot import 'nowhere'"),
         (["task.reward=my_reward:fine"], "; did you mean my_rewards? it must be in this folder, "),
         (["task.reward=maths"], "task.reward: reward is 'maths'; did you mean math? possible: exact, "),
+        (
+            ["task.options.reward=maths"],
+            "task.options.reward: reward is 'maths'; did you mean math? possible: ",
+        ),
         (["task.options.anser=1"], "task 'dataset' has no option 'anser'; "),
         (
             ["task.reward=[{name: exact, weight: 1}, {name: exakt, weight: 1}]"],
@@ -158,6 +163,48 @@ def test_a_reward_may_fail_if_the_config_allows_it(place):
     (place / "test.jsonl").write_text('{"question": "4+4=", "answer": "8", "solution": "8"}\n')
     text = told(config(*long[:2], columns, "task.reward=my_rewards:fine"), place / "run")
     assert text.endswith("my_rewards:fine gives 1 for the worked solution of train.jsonl:1: problem 0")
+
+
+def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
+    fits = ["sampling.max_prompt_tokens=9", "task.options.reward=nowhere:reward"]
+    with pytest.raises(ConfigError, match=r"^task.options.reward: reward 'nowhere:reward': cannot import"):
+        told(config(*fits), place / "run")
+    assert "6 checked" in told(config(*fits, "task.reward=exact"), place / "run")
+
+
+def test_a_reward_that_gives_a_right_answer_nothing_is_questioned(place):
+    (place / "my_rewards.py").write_text("def none(text, problem): return 0.0\n")
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:none")
+    text = told(mine, place / "run")
+    assert text.endswith("gives 0 for the answer of train.jsonl:1: problem 0; is it meant to be so low?")
+
+
+def test_held_out_problems_that_are_trained_on_are_counted(place):
+    fits = config("sampling.max_prompt_tokens=9")
+    assert "also trained on" not in told(fits, place / "run")
+    with (place / "test.jsonl").open("a") as file:
+        file.write('{"question": "3+3=", "answer": "6"}\n{"question": "1+1=", "answer": "2"}\n')
+    about = "held out    2 of 3 are also trained on, the first: test.jsonl:2: problem 1; remove such problems"
+    assert about in told(fits, place / "run")
+
+
+def test_a_reward_whose_file_changed_since_the_start_is_named(place):
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:fine")
+    chosen, _ = choose_settings(mine, run_model_shape(mine), run_mesh(mine))
+    RunFolder(place / "run", chosen)
+    claim_data(place / "run", load_task("dataset", **mine.task.options).sources)
+    assert "has changed" not in told(mine, place / "run")
+    claim_code(place / "run", code_digests(mine.own_functions))
+    (place / "my_rewards.py").write_text(REWARDS + "# better\n")
+    assert "has changed" not in told(mine, place / "run")  # nothing depends on it yet
+    (place / "run" / "metrics.jsonl").write_text('{"kind": "stage", "updates": 0}\n')
+    text = told(mine, place / "run")
+    about = (
+        f"my_rewards:fine: its file has changed since the run in {place / 'run'} was started; rewards from"
+    )
+    assert text.splitlines()[-1].startswith(about)
+    claim_code(place / "run", code_digests(mine.own_functions))  # the first one counts
+    assert told(mine, place / "run", overwrite=True).splitlines()[-1].startswith(about)
 
 
 def test_data_that_changed_since_the_start_is_refused_by_its_name(place):

@@ -1,6 +1,8 @@
 import json
+import math
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -100,14 +102,26 @@ def test_presets_read_rows_of_their_own_columns(name, tmp_path):
         ({"answer_part": "boxed"}, "{path}:1: column 'answer' has no answer (answer_part is 'boxed')"),
         ({"id": "same"}, "{path}:2: id '1' is there twice; ids must be unique"),
         ({"answer": "empty"}, "{path}:2: column 'empty', named by answer, is empty"),
-        ({"template": "{question"}, "template '{{question': expected '}}' before end of string; a brace"),
-        ({"template": [{"role": "user"}]}, "template has a message {{'role': 'user'}}; possible keys: role"),
-        ({"answer_part": "last"}, "answer_part is 'last'; possible: whole, hashes, boxed"),
-        ({"tempalte": "x"}, "columns has no key 'tempalte'; possible: template, answer"),
+        ({"answer": "nan"}, "{path}:2: column 'nan', named by answer, is empty"),
+        (
+            {"template": "{question"},
+            "columns: template '{{question': expected '}}' before end of string; a b",
+        ),
+        (
+            {"template": [{"role": "user"}]},
+            "columns: template has a message {{'role': 'user'}}; possible keys: role",
+        ),
+        ({"answer_part": "last"}, "columns: answer_part is 'last'; possible: whole, hashes, boxed"),
+        ({"tempalte": "x"}, "columns: no key 'tempalte'; did you mean template? possible: template, answer"),
+        (
+            {"template": {"question": None}},
+            "columns: template is {{'question': None}}; possible: in quotes, '{{question}}'",
+        ),
     ],
 )
 def test_bad_columns_are_one_clear_line(columns, message, tmp_path):
     rows = [row | {"same": 1, "empty": empty} for row, empty in zip(ROWS, ("x", None))]
+    rows = [row | {"nan": number} for row, number in zip(rows, (1, math.nan))]
     path = write(tmp_path / "rows.jsonl", *rows)
     with pytest.raises(ValueError) as error:
         load_task("dataset", train=path, columns=columns)
@@ -121,7 +135,9 @@ def test_bad_columns_are_one_clear_line(columns, message, tmp_path):
         (b"\n\n", "{path}: no problems in it"),
         (b'{"question": "a", "answer": "1"}\n{"question": \n', "{path}:2: not JSON: Expecting value"),
         (b'["question", "answer"]\n', "{path}:1: a list; possible: one JSON object a line"),
-        (b"\xff\xfe\n", "{path}: not UTF-8 text"),
+        (b"\xff\xfe\n", "{path}:1: not UTF-8 text"),
+        (b'{"question": "a", "answer": "1"}\r\n\n{"question": "caf\xe9"}', "{path}:3: not UTF-8 text"),
+        (b'[\n{"question": "a", "answer": "1"}]', "{path}:1: not JSON: Expecting value: line 2 column 1"),
         (b'{"question": ' + b"[" * 100_000 + b"}", "{path}:1: not JSON: maximum recursion depth"),
         (b'{"question": "a", "answer": ' + b"1" * 5000 + b"}", "{path}:1: not JSON: Exceeds the limit"),
     ],
@@ -143,9 +159,10 @@ def test_bad_sources_and_missing_packages_are_one_clear_line(tmp_path, monkeypat
         raise ConnectionError("no\nroute")
 
     cases = {
-        "rows.csv": "source is 'rows.csv'; possible: a .jsonl or .parquet file or hub:",
-        "rows.jsonl": "rows.jsonl: no such file",
-        "hub:name": "source is 'hub:name'; possible: hub:owner/name:split",
+        "rows.csv": "rows.csv: problems cannot be read from it; possible: a .jsonl or .parquet file or hub:",
+        "rows.jsonl": f"rows.jsonl: no such file in this folder, {Path.cwd()}",
+        "/no/rows.jsonl": "/no/rows.jsonl: no such file",
+        "hub:name": "hub:name: not a dataset of the Hub; possible: hub:owner/name:split",
         "hub:owner/name:test": "hub:owner/name:test: the Hub needs datasets: pip install 'mugrpo-jax[hub]'",
     }
     for source, message in cases.items():
@@ -179,15 +196,15 @@ def test_a_broken_parquet_file_is_one_clear_line(tmp_path):
         ({"train": 5}, "dataset: train is 5; possible: text, null"),
         ({"train": "FILE", "name": []}, "dataset: name is []; possible: text"),
         ({"train": "FILE", "columns": "x"}, "dataset: columns is 'x'; possible: keys and values, null"),
-        ({"train": "FILE", "columns": {"template": 5}}, "template is 5; possible: text, or a list of chat"),
-        ({"train": "FILE", "columns": {"template": [5]}}, "template has a message 5; possible keys: role"),
+        ({"train": "FILE", "columns": {"template": 5}}, "columns: template is 5; possible: text, or a list"),
+        ({"train": "FILE", "columns": {"template": [5]}}, "columns: template has a message 5; possible keys"),
         (
             {"train": "FILE", "columns": {"template": [{"role": "user", "content": 5}]}},
-            "template has a message {'role': 'user', 'content': 5}; role and content must be text",
+            "columns: template has a message {'role': 'user', 'content': 5}; role and content must be text",
         ),
-        ({"train": "FILE", "columns": {"template": []}}, "template () has no column in braces; all prompts"),
-        ({"train": "FILE", "columns": {"answer_part": []}}, "answer_part is []; possible: whole, hashes"),
-        ({"train": "FILE", "columns": {"answer": [1]}}, "answer is [1]; possible: the name of a column"),
+        ({"train": "FILE", "columns": {"template": []}}, "columns: template () has no column in braces; all"),
+        ({"train": "FILE", "columns": {"answer_part": []}}, "columns: answer_part is []; possible: whole"),
+        ({"train": "FILE", "columns": {"answer": [1]}}, "columns: answer is [1]; possible: the name of"),
         ({"train": "FILE", "test": "FILE"}, "FILE: has the same problems as FILE; held-out problems must"),
         ({"train": "HALF"}, "HALF:1: problem 0: not valid Unicode"),
     ],

@@ -26,7 +26,7 @@ PROBLEM = Problem("p1", "What?", "42")
 ANSWERS = {
     "hello": Answer("2 What? 42"),
     "end": Answer(),
-    "raise": Answer(None, "error", "RuntimeError: no idea"),
+    "raise": Answer(None, "error", "RuntimeError: no idea (strange_environments.py:12)"),
     "number": Answer(None, "invalid", "returned 7; possible: text, or None at the end"),
     "nothing": Answer(None, "invalid", "returned ''; possible: text, or None at the end"),
     "long": Answer("x" * 300_000),

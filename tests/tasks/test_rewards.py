@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from answer_pairs import EQUAL, RESPONSES, UNEQUAL
 
@@ -13,6 +15,7 @@ from mugrpo_jax.tasks import (
     same_answer,
 )
 from mugrpo_jax.tasks.math_answers import fast_math_reward
+from mugrpo_jax.tasks.own_functions import code_digests
 
 PAIRS = [(gold, answer, True) for gold, answer in EQUAL] + [(gold, answer, False) for gold, answer in UNEQUAL]
 
@@ -100,6 +103,31 @@ def test_every_reward_can_tell_a_response_without_an_answer():
     assert ANSWER_READERS["countdown"]("#### (3 + 4)*2 = 14") == "(3+4)*2"
 
 
+def test_the_module_of_a_reward_may_be_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "more_rewards").mkdir()
+    code = {
+        "mine": "def good(text, problem):\n    return 1.0\n",
+        "torn": "x = 1\ndef f(:\n",
+        "sick": "x = 1\n1 / 0\n",
+    }
+    for name, text in code.items():
+        (tmp_path / "more_rewards" / f"{name}.py").write_text(text)
+    names = [
+        "more_rewards.mine",
+        "more_rewards/mine.py",
+        "./more_rewards/mine",
+        f"{tmp_path}/more_rewards/mine.py",
+    ]
+    assert len({load_reward(f"{name}:good") for name in names}) == 1
+    assert len({*code_digests(f"{name}:good" for name in names).values()}) == 1
+    with pytest.raises(ValueError, match=r"cannot import 'more_rewards.torn': .*torn.py:2: invalid syntax$"):
+        load_reward("more_rewards/torn.py:f")
+    with pytest.raises(ValueError, match=r"ZeroDivisionError\('division by zero'\) \(sick.py:2\)$"):
+        load_reward("more_rewards/sick.py:f")
+
+
 def test_rewards_are_loaded_by_name():
     import strange_rewards
 
@@ -124,6 +152,9 @@ def test_rewards_are_loaded_by_name():
             "reward 'strange_rewards:NOT_A_FUNCTION' is a int; possible: a func",
         ),
         ("strange_rewards:", "reward is 'strange_rewards:'; possible: exact"),
+        ("no/mine.py:f", "reward 'no/mine.py:f': cannot import 'no.mine': ModuleNotFoundError"),
+        ("../mine.py:f", "reward '../mine.py:f': cannot import '../mine.py': it must be below this folder, "),
+        ("strange_rewards:systems", "reward 'strange_rewards:systems': the module has no 'systems'"),
     ],
 )
 def test_a_reward_that_cannot_be_loaded_is_one_clear_line(name, message):

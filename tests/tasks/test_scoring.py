@@ -49,9 +49,14 @@ def test_both_scorers_give_the_same_scores_in_order_and_count_them(pool, problem
         assert inline.counts == {"ok": 12, "timeout": 0, "crash": 0, "error": 12, "invalid": 9}
         assert pool.counts - before == +inline.counts
         assert set(inline.counts) == set(STATUSES)
-    assert scores[4].detail == "RuntimeError: no idea"
+    assert scores[4].detail == "RuntimeError: no idea (strange_rewards.py:43)"
     assert scores[6].detail == "returned '1.0'; possible: a finite number, at most 1e+30"
-    texts = ["SystemExit: 0", "RuntimeError: half of an emoji: \\ud83d", "Unprintable"]
+    lines = ["(strange_rewards.py:35)", "(strange_rewards.py:37)"]
+    texts = [
+        f"SystemExit: 0 {lines[0]}",
+        f"RuntimeError: half of an emoji: \\ud83d {lines[1]}",
+        "Unprintable",
+    ]
     assert [score.detail for score in scores[8:11]] == texts
 
 
@@ -197,7 +202,9 @@ def test_several_rewards_are_a_weighted_sum_and_one_that_fails_counts_as_0(pool,
         assert scorer.submit(long, problem).result().value == -5.0
         failed = scorer.submit("raise", problem).result()
         nothing = (("exact", 0.0), (STRANGE, 0.0))
-        assert failed == Score(0.0, "error", f"{STRANGE}: RuntimeError: no idea", nothing)
+        assert failed == Score(
+            0.0, "error", f"{STRANGE}: RuntimeError: no idea (strange_rewards.py:43)", nothing
+        )
         assert scorer.counts["ok"] == 2 and scorer.counts["error"] == 1
     # A reward in worker processes, whose failures count as -1: the sum waits for its last part.
     mixed = WeightedScorer({"exact": InlineScorer("exact"), STRANGE: pool}, weights, max_failed=0.9)

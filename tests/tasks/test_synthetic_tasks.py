@@ -209,6 +209,7 @@ def test_countdown_uses_each_number_once_and_evaluates_nothing_else():
         ("chains", {"slips": 5}, "chains: slips is 5; possible: a number from 0 to 1"),
         ("chains", {"compact": True, "chat": True}, "chains: compact problems are plain text; possible: "),
         ("chains", {"compact": "no"}, "chains: compact is 'no'; possible: true or false"),
+        ("my.jsonl", {}, "task is 'my.jsonl'; write name: dataset and options: {train: my.jsonl}"),
         (
             "gsm",
             {},
