@@ -18,7 +18,7 @@ from mugrpo_jax.models.io.loading import check_weights
 from mugrpo_jax.rollouts.generate_rollouts import training_order
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import changed_code, check_data
-from mugrpo_jax.runs.run_folder import check_config
+from mugrpo_jax.runs.run_folder import check_config, check_place
 from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
@@ -51,6 +51,7 @@ def dry_run(
     The run's folder comes last, so that the data is also checked if the folder holds another run. With
     `overwrite`, say whether that run would be moved. Returns text about what could not be checked, or "".
     """
+    check_place(folder)
     check_trackers(config, folder)
     check_weights(config.model.source)
     task, about = _local_task(config)

@@ -29,7 +29,7 @@ from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.run_data import changed_code, check_data, claim_code, claim_data
-from mugrpo_jax.runs.run_folder import RunFolder, check_config, is_sampled, keep_choices
+from mugrpo_jax.runs.run_folder import RunFolder, check_config, check_place, is_sampled, keep_choices
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.runs.sampler_claims import SamplerWatch, refuse_samplers
 from mugrpo_jax.runs.set_aside import reason_to_move, set_aside
@@ -161,6 +161,7 @@ def open_run(
     with StopRequest() as stop, contextlib.ExitStack() as resources:
         distributed.check_same("config", configs.to_dict(config))
         with distributed.together("load"):
+            check_place(path)
             config, choices = _chosen(keep_choices(path, config))
             if not overwrite:
                 check_config(path, config)

@@ -9,7 +9,7 @@ import jax
 
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.files import read_json_object, write_atomically
-from mugrpo_jax.runs.work_done import has_work
+from mugrpo_jax.runs.work_done import has_responses, has_work
 
 
 def claim_data(run: Path, sources: Mapping[str, str]) -> None:
@@ -51,8 +51,8 @@ def changed_data(run: Path, sources: Mapping[str, str]) -> list[str]:
 
 
 def claim_code(run: Path, code: Mapping[str, str]) -> None:
-    """Store the hashes of the user's own functions in the folder of a run without work."""
-    if jax.process_index() == 0 and not ((run / "code.json").exists() and has_work(run)):
+    """Store the hashes of the user's own functions in the folder of a run without responses."""
+    if code and jax.process_index() == 0 and not ((run / "code.json").exists() and has_responses(run)):
         write_atomically(run / "code.json", json.dumps(dict(code), indent=1) + "\n")
 
 
@@ -62,12 +62,12 @@ def changed_code(run: Path, code: Mapping[str, str]) -> str:
     This is no error, unlike other data: a reward that failed must be mended before the run can go on.
     """
     stored = run / "code.json"
-    if not stored.exists() or not has_work(run):
+    if not stored.exists() or not has_responses(run):
         return ""
     before = read_json_object(stored)
     changed = [name for name, digest in code.items() if before.get(name, digest) != digest]
     return "\n".join(
-        f"{name}: its file has changed since the run in {run} was started; rewards from before it stay"
+        f"{name}: its file has changed since the run in {run} was started; earlier rewards are kept"
         for name in changed
     )
 

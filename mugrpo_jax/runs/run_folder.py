@@ -1,6 +1,7 @@
 """The folder of a run: config, environment, journal, and the paths of the rollouts."""
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import (
     PATIENCE_S,
+    is_remote,
     make_folder,
     move_folder,
     remove_folder,
@@ -85,12 +87,26 @@ def _left_to_us(config: RunConfig) -> list[str]:
     return [key for key in configs.CHOSEN_AT_START if configs.value_of(config, key) == configs.AUTO]
 
 
+def check_place(folder: Path) -> None:
+    """Raise an error if it is clear beforehand that the folder of a run cannot be written."""
+    if is_remote(folder):
+        return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{folder}: cannot be written ({there} is a file)")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder}: cannot be written (no permission for {there})")
+
+
 def check_config(folder: Path, config: RunConfig) -> None:
     """Raise an error with the differing keys if the run in the folder depends on another config."""
     if differing := differences(folder, config):
+        longer = [text.split(" ")[0] for text in differing] == ["batch.stages"]
+        more = "; to train longer, export its model and start a new run from it" if longer else ""
         raise ConfigError(
             f"{folder / 'config.yaml'}: this run was started with another config: {'; '.join(differing)}; "
             "use another --out or the config it was started with, or move the run aside with --overwrite"
+            f"{more}"
         )
 
 

@@ -877,7 +877,9 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
             assert message in refused("train", config, *overrides, *out, *dry)
             assert not (tmp_path / "new").exists()
     assert "no such config file" in refused("train", place / "no.yaml", *out)
-    assert "cannot be written" in refused("train", config, "--out", config / "below")
+    for more in ((), ("--dry-run",)):
+        message = refused("train", config, "--out", config / "below", *more)
+        assert message == f"{config / 'below'}: cannot be written ({config} is a file)"
 
 
 def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refused):
@@ -989,6 +991,13 @@ def test_several_rewards_are_logged_stored_and_shown_each_by_itself(place, tmp_p
     assert f"cli_rewards:even: mean {even:.3f}; " in described
     assert described.count(" (arithmetic ") == 2 == described.count(", cli_rewards:even ")
     assert "0.25 × cli_rewards:even" in (tmp_path / "run" / "report.html").read_text()
+    # The code of the start is known, so a change of it is named.
+    again = ["train", place / "tiny.yaml", *out, f"task.reward={rewards}", *less]
+    assert "has changed" not in command(*again)[1]
+    code = tmp_path / "run" / "code.json"
+    assert list(json.loads(code.read_text())) == ["cli_rewards:even"]
+    code.write_text('{"cli_rewards:even": "another"}')
+    assert "cli_rewards:even: its file has changed since the run in " in command(*again)[1]
 
 
 @pytest.mark.parametrize(
