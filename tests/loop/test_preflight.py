@@ -200,7 +200,7 @@ def test_a_reward_whose_file_changed_since_the_start_is_named(place):
     (place / "run" / "metrics.jsonl").write_text('{"kind": "stage", "updates": 0}\n')
     text = told(mine, place / "run")
     about = (
-        f"my_rewards:fine: its file has changed since the run in {place / 'run'} was started; rewards from"
+        f"my_rewards:fine: its file has changed since the run in {place / 'run'} was started; earlier rewards"
     )
     assert text.splitlines()[-1].startswith(about)
     claim_code(place / "run", code_digests(mine.own_functions))  # the first one counts
