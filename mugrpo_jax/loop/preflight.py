@@ -236,7 +236,9 @@ def _local_task(config: RunConfig) -> tuple[Task | None, str]:
     if not len(task.train) and "train" not in fetched:
         raise ConfigError(f"task {task.name}: no training problems")
     held_out = f"{len(task.test):,} held out" if len(task.test) else "none held out to measure accuracy"
-    counts = f"{len(task.train):,} problems to train on, {held_out}"
+    times = len(config.stages) * config.prompts_per_stage / max(len(task.train), 1)
+    repeated = f" (each about {times:,.0f} times)" if len(task.train) and times >= 2 else ""
+    counts = f"{len(task.train):,} problems to train on{repeated}, {held_out}"
     rest = "; the rest is on the Hub" if fetched else ""
     first = f"; the first: {_abridged(task.train[0])}" if len(task.train) else ""
     return task, stored or f"data        {counts}{rest}{first}"

@@ -306,7 +306,7 @@ def test_memory_that_is_too_small_is_said_in_a_dry_run_and_refused_by_train(plac
         (
             "dataset",
             {"train": "FILE"},
-            "2 problems to train on, none held out to measure accuracy; the first: '1+2='",
+            "2 problems to train on (each about 8 times), none held out to measure accuracy; the first: '1+2='",
         ),
     ],
 )
@@ -677,7 +677,8 @@ def test_export_takes_any_model(exported, tmp_path, command, monkeypatch):
 
 def test_export_pushes_to_the_hub_with_a_model_card(run, tmp_path, command, refused, monkeypatch):
     api = create_autospec(huggingface_hub.HfApi, instance=True)  # refuses arguments that the real one refuses
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    stand_in = type("HfApi", (), {"__new__": lambda cls: api})  # a class: transformers uses it in a type
+    monkeypatch.setattr(huggingface_hub, "HfApi", stand_in)
     out = tmp_path / "out"
     code, shown, _ = command("export", run, out, "--step", 2, "--push", "me/first", "--private")
     assert code == 0 and f"{out}: written and pushed to me/first on the Hugging Face Hub\n" in shown

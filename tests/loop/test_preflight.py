@@ -179,6 +179,13 @@ def test_a_reward_that_gives_a_right_answer_nothing_is_questioned(place):
     assert text.endswith("gives 0 for the answer of train.jsonl:1: problem 0; is it meant to be so low?")
 
 
+def test_a_dry_run_says_how_often_problems_repeat(place):
+    fits = ["sampling.max_prompt_tokens=9", "batch.prompts_per_update=5"]
+    assert "5 problems to train on, 1 held out" in told(config(*fits, "batch.stages=1"), place / "run")
+    text = told(config(*fits, "batch.stages=1000"), place / "run")
+    assert "5 problems to train on (each about 1,000 times), 1 held out" in text
+
+
 def test_held_out_problems_that_are_trained_on_are_counted(place):
     fits = config("sampling.max_prompt_tokens=9")
     assert "also trained on" not in told(fits, place / "run")
