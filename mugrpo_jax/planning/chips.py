@@ -176,7 +176,8 @@ def _gpu(name: str, kind: str, count: int) -> Topology:
 
 def _tpu_devices(name: str, slice_name: str, **options: Any) -> Sequence[Any]:
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu (Linux)")
+        where = "on Linux and x86-64; it also stands in for GPUs"
+        raise ValueError(f"topology {name!r}: libtpu is not installed; run: pip install libtpu ({where})")
     if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]  # defined when jax is imported
         # We only compile: libtpu need not query a TPU's metadata, look for its hosts, or lock it.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

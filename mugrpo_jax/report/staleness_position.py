@@ -205,16 +205,19 @@ def _collapse(run: History) -> int | None:
 def collapse(reward: np.ndarray) -> int | None:
     """Return the update at which the mean reward fell below half of its best value and stayed there, or None.
 
+    A reward that was never above 0, such as a penalty, has no half to fall below.
+
     >>> collapse(np.concatenate([np.full(50, 0.8), np.full(50, 0.1)]))
     54
+    >>> collapse(np.concatenate([np.full(50, -0.5), np.full(50, -2.0)]))
     """
     window = max(len(reward) // 50, 8)
     if len(reward) < 2 * window:
         return None
     smooth = np.convolve(np.nan_to_num(reward), np.full(window, 1 / window), "valid")
-    best = int(smooth.argmax())
-    up = np.flatnonzero(smooth >= COLLAPSED * smooth[best])
-    last = int(up[-1])
+    if smooth.max() <= 0:
+        return None
+    last = int(np.flatnonzero(smooth >= COLLAPSED * smooth.max())[-1])
     return None if last == len(smooth) - 1 else last + window
 
 
@@ -229,9 +232,11 @@ def accuracy_collapse(
     >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.5, 0.1, 0.0])
     162
     >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.1, 0.3, 0.5])
+    >>> accuracy_collapse([0, 100, 200], [-0.4, -0.5, -0.9])
     """
     values = np.asarray(accuracy, np.float64)
-    floor = level * np.maximum.accumulate(values)
+    best = np.maximum.accumulate(values)
+    floor = np.where(best > 0, level * best, -np.inf)
     up = np.flatnonzero(values >= floor)
     if not len(up) or up[-1] == len(values) - 1:
         return None

@@ -269,9 +269,9 @@ def _fits(plan: SamplerPlan, usable: float) -> bool:
 def _fitting(plan: SamplerPlan, smallest: SamplerPlan, usable: float) -> SamplerPlan:
     if _fits(plan, usable):
         return plan
-    advice = "fewer slots or a shorter max_length would help"
+    advice = "fewer slots, or shorter prompts and responses, would help"
     if not _fits(smallest, usable):
-        advice = "a mesh with a larger tensor axis or a shorter max_length would help"
+        advice = "a larger tensor axis of the mesh, or shorter prompts and responses, would help"
     raise ValueError(f"{plan}: does not fit; {advice}")
 
 
