@@ -171,7 +171,7 @@ def test_the_command_eval_asks_the_environment_of_the_run(place, whole):
         (["environment.name=calculater"], "environment.name: environment is 'calculater'; did you mean"),
         (
             ["environment.name=own_environments:raises"],
-            "fails for problem .*: error \\(KeyError: 'x'\\); mend",
+            "fails for problem .*: error \\(KeyError: 'x' \\(\\w+.py:\\d+\\)\\); mend",
         ),
         (["environment.name=own_environments:number"], "invalid \\(returned 7; possible: text, or None"),
         (
