@@ -188,8 +188,8 @@ class RunConfig(Section):
     @property
     def own_functions(self) -> list[str]:
         """The functions of the user's own, as `module:function`, on which rollouts and rewards depend."""
-        reward = self.task.reward or self.task.options.get("reward", "")
-        rewards = [reward] if isinstance(reward, str) else [part.name for part in reward]
+        chosen = self.task.reward or str(self.task.options.get("reward"))
+        rewards = [chosen] if isinstance(chosen, str) else [part.name for part in chosen]
         return [name for name in (*rewards, self.environment.name or "") if ":" in name]
 
     def rollout_fingerprint(self) -> str:

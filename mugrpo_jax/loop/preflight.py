@@ -61,7 +61,7 @@ def dry_run(
         checked, lengths = check_problems(config, task, tokenizer)
         environment = check_environment(config, tokenizer, checked.train)
         reward = check_reward(config, checked)
-        for line in filter(None, [shared_problems(task), lengths, environment, reward]):
+        for line in filter(None, [shared_problems(checked), lengths, environment, reward]):
             say(line)
     sources = {} if task is None else task.sources
     if not overwrite:
@@ -113,7 +113,7 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
 
 
 def shared_problems(task: Task) -> str:
-    """Return a line of text about held-out problems that the run also trains on; "" if there are none.
+    """Return a line of text about held-out problems that are also training problems; "" if there are none.
 
     Only problems that were read from data are compared. Generators make no such problems.
     """
@@ -123,8 +123,8 @@ def shared_problems(task: Task) -> str:
     shared = [problem for problem in task.test if repr(problem.prompt) in trained]
     if not shared:
         return ""
-    about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also trained on, the first: {shared[0]}"
-    return f"held out    {about}; remove such problems from one of the two files"
+    about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also in the training data"
+    return f"held out    {about}, the first: {shared[0]}; leave them out of one of the two"
 
 
 def _are(items: Sequence[object]) -> str:
@@ -186,7 +186,8 @@ def check_reward(config: RunConfig, task: Task) -> str:
             if name in CODE_REWARDS:
                 lines.append(check_sandbox(unsafe=config.task.unsafe_sandbox))
         except ValueError as error:
-            key = "task.options.reward" if config.task.reward is None else "task.reward"
+            of_task = config.task.reward is None and "reward" in config.task.options
+            key = "task.options.reward" if of_task else "task.reward"
             raise ConfigError(f"{key}: {error}") from error
         if task.sources and (check := ANSWER_CHECKS.get(name)):
             for problem in [*task.train, *task.test]:

@@ -233,8 +233,10 @@ def accuracy_collapse(
     162
     >>> accuracy_collapse([0, 100, 200, 300], [0.4, 0.1, 0.3, 0.5])
     >>> accuracy_collapse([0, 100, 200], [-0.4, -0.5, -0.9])
+    >>> accuracy_collapse([0, 100], [0.5, math.nan])
     """
-    values = np.asarray(accuracy, np.float64)
+    known = np.isfinite(np.asarray(accuracy, np.float64))
+    values, updates = np.asarray(accuracy, np.float64)[known], np.asarray(updates)[known].tolist()
     best = np.maximum.accumulate(values)
     floor = np.where(best > 0, level * best, -np.inf)
     up = np.flatnonzero(values >= floor)

@@ -64,7 +64,10 @@ def changed_code(run: Path, code: Mapping[str, str]) -> str:
     stored = run / "code.json"
     if not stored.exists() or not has_responses(run):
         return ""
-    before = read_json_object(stored)
+    try:
+        before = read_json_object(stored)
+    except ValueError as error:
+        return f"{error}; whether functions of your own have changed is not known"
     changed = [name for name, digest in code.items() if before.get(name, digest) != digest]
     return "\n".join(
         f"{name}: its file has changed since the run in {run} was started; earlier rewards are kept"

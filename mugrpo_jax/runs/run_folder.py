@@ -91,7 +91,10 @@ def check_place(folder: Path) -> None:
     """Raise an error if it is clear beforehand that the folder of a run cannot be written."""
     if is_remote(folder):
         return
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except PermissionError as error:
+        raise ConfigError(f"{folder}: cannot be written (no permission for {error.filename})") from None
     if not there.is_dir():
         raise ConfigError(f"{folder}: cannot be written ({there} is a file)")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -101,7 +104,8 @@ def check_place(folder: Path) -> None:
 def check_config(folder: Path, config: RunConfig) -> None:
     """Raise an error with the differing keys if the run in the folder depends on another config."""
     if differing := differences(folder, config):
-        longer = [text.split(" ")[0] for text in differing] == ["batch.stages"]
+        only_stages = [text.split(" ")[0] for text in differing] == ["batch.stages"]
+        longer = only_stages and config.batch.stages > read_config(folder).batch.stages
         more = "; to train longer, export its model and start a new run from it" if longer else ""
         raise ConfigError(
             f"{folder / 'config.yaml'}: this run was started with another config: {'; '.join(differing)}; "

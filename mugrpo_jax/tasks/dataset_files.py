@@ -228,7 +228,8 @@ def _hub_rows(source: str) -> Iterator[Row]:
 def _in_quotes(template: Any) -> str | None:
     """Return the text that was meant by `template: {question}`, which YAML reads as keys without values."""
     if isinstance(template, Mapping) and template and not any(template.values()):
-        return "in quotes, '" + "".join(f"{{{name}}}" for name in template) + "'"
+        text = "".join(f"{{{name}}}" for name in template)
+        return f"in quotes, '{text}' (in a shell twice, \"'{text}'\")"
     return None
 
 

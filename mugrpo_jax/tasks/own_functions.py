@@ -29,21 +29,29 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
     # The function may be in the working folder. The folder goes last, so that no file in it hides a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    if (module_name := _module_name(place)).startswith("."):
+    if os.path.relpath(place).split(os.sep)[0] == os.pardir:
         where = f"it must be below this folder, {os.getcwd()}, or be installed as a package"
         raise ValueError(f"{kind} {name!r}: cannot import {place!r}: {where}")
+    module_name, file = _module_name(place), Path(f"{place.removesuffix('.py')}.py").resolve()
+    meant = os.sep in place and file.is_file()  # a path names this very file
+    hidden = f"{name!r}: an installed module hides the folder {module_name.partition('.')[0]!r}; rename it"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        missing = f"{error.name}."  # the module, or the package that it is in
-        hint = _module_hint(module_name) if f"{module_name}.".startswith(missing) else ""
+        if not f"{module_name}.".startswith(f"{error.name}."):  # neither the module nor a package around it
+            hint = ""
+        elif meant:
+            raise ValueError(f"{kind} {hidden}") from error
+        else:
+            hint = _module_hint(module_name)
         raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
-    except SyntaxError as error:
-        where = f"{error.filename}:{error.lineno}: {error.msg}"
-        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {where}") from error
     except (Exception, SystemExit) as error:
         why = f"{error!r}{line_of(error)}"
+        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+            why = f"{error.filename}:{error.lineno}: {error.msg}"
         raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {why}") from error
+    if meant and Path(module.__file__ or "").resolve() != file:
+        raise ValueError(f"{kind} {hidden}")
     function = getattr(module, attribute, None)
     if function is None:
         hint = f"; {did_you_mean(attribute, _functions(module))}".rstrip("; ")
@@ -70,14 +78,20 @@ def code_digests(names: Iterable[str]) -> dict[str, str]:
 def line_of(error: BaseException) -> str:
     """Return the line of the user's file where an error came up, as ` (file.py:3)`; "" if it is not known.
 
-    The function that caught the error must have called the user's code, or imported it.
+    The function that caught the error must have called the user's code, or imported it. Files of the user are
+    those below the working folder; if there are none, it is the file that was called.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
     called = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
     if not called or called[0].filename.startswith(_PACKAGE):
         return ""
-    last = [frame.lineno for frame in called if frame.filename == called[0].filename][-1]
-    return f" ({os.path.basename(called[0].filename)}:{last})"
+    last = [frame for frame in called if frame.filename == called[0].filename or _is_own(frame.filename)][-1]
+    return f" ({os.path.basename(last.filename)}:{last.lineno})"
+
+
+def _is_own(file: str) -> bool:
+    below = file.startswith(os.getcwd() + os.sep)
+    return below and not file.startswith(_PACKAGE) and "site-packages" not in file
 
 
 def _module_name(place: str) -> str:

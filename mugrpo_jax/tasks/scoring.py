@@ -165,7 +165,7 @@ def describe(error: BaseException) -> str:
     """Return the type and the text of an exception that the code of a user raised, and the line if known."""
     line = line_of(error)
     try:
-        return shortened(f"{type(error).__name__}: {error}"[: _DETAIL - len(line)] + line)
+        return shortened(f"{type(error).__name__}: {error}")[: _DETAIL - len(line)] + shortened(line)
     except Exception:  # its own `__str__` fails
         return type(error).__name__
 

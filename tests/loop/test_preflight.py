@@ -188,10 +188,10 @@ def test_a_dry_run_says_how_often_problems_repeat(place):
 
 def test_held_out_problems_that_are_trained_on_are_counted(place):
     fits = config("sampling.max_prompt_tokens=9")
-    assert "also trained on" not in told(fits, place / "run")
+    assert "also in the training" not in told(fits, place / "run")
     with (place / "test.jsonl").open("a") as file:
         file.write('{"question": "3+3=", "answer": "6"}\n{"question": "1+1=", "answer": "2"}\n')
-    about = "held out    2 of 3 are also trained on, the first: test.jsonl:2: problem 1; remove such problems"
+    about = "held out    2 of 3 are also in the training data, the first: test.jsonl:2: problem 1; leave them"
     assert about in told(fits, place / "run")
 
 

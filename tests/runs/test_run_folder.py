@@ -94,8 +94,9 @@ def test_the_reward_may_change_after_a_warm_start_until_there_are_responses(tmp_
     record(tmp_path, "evaluation")
     with pytest.raises(ConfigError, match=r"task.reward \('exact' there, None here\); use another --out"):
         check_config(tmp_path, configs.load(None, [*warm, "sampling.max_response_tokens=9"]))
-    with pytest.raises(ConfigError, match=r"to train longer, export its model and start a new run from it$"):
-        check_config(tmp_path, configs.load(None, [*other, "batch.stages=99"]))
+    for stages, end in {99: "; to train longer, export its model and start a new run from it", 1: ""}.items():
+        with pytest.raises(ConfigError, match=rf"move the run aside with --overwrite{end}$"):
+            check_config(tmp_path, configs.load(None, [*other, f"batch.stages={stages}"]))
     check_config(tmp_path, configs.load(None, [*other, "optimizer.max_skipped=3", "task.deadline=9"]))
 
 

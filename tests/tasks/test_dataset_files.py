@@ -115,7 +115,7 @@ def test_presets_read_rows_of_their_own_columns(name, tmp_path):
         ({"tempalte": "x"}, "columns: no key 'tempalte'; did you mean template? possible: template, answer"),
         (
             {"template": {"question": None}},
-            "columns: template is {{'question': None}}; possible: in quotes, '{{question}}'",
+            "columns: template is {{'question': None}}; possible: in quotes, '{{question}}' (in a shell",
         ),
     ],
 )
