@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -26,32 +27,10 @@ def own_function(kind: str, name: str, built_in: Iterable[str], arguments: str) 
     place, colon, attribute = name.partition(":")
     if not (colon and place and attribute):
         raise ValueError(f"{kind} is {name!r}; {possible_names(name, built_in)} or module:function")
-    # The function may be in the working folder. The folder goes last, so that no file in it hides a package.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    if os.path.relpath(place).split(os.sep)[0] == os.pardir:
-        where = f"it must be below this folder, {os.getcwd()}, or be installed as a package"
-        raise ValueError(f"{kind} {name!r}: cannot import {place!r}: {where}")
-    module_name, file = _module_name(place), Path(f"{place.removesuffix('.py')}.py").resolve()
-    meant = os.sep in place and file.is_file()  # a path names this very file
-    hidden = f"{name!r}: an installed module hides the folder {module_name.partition('.')[0]!r}; rename it"
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):  # neither the module nor a package around it
-            hint = ""
-        elif meant:
-            raise ValueError(f"{kind} {hidden}") from error
-        else:
-            hint = _module_hint(module_name)
-        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {error!r}{hint}") from error
-    except (Exception, SystemExit) as error:
-        why = f"{error!r}{line_of(error)}"
-        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
-            why = f"{error.filename}:{error.lineno}: {error.msg}"
-        raise ValueError(f"{kind} {name!r}: cannot import {module_name!r}: {why}") from error
-    if meant and Path(module.__file__ or "").resolve() != file:
-        raise ValueError(f"{kind} {hidden}")
+        module = _imported(place)
+    except ValueError as error:
+        raise ValueError(f"{kind} {name!r}: cannot import {place!r}: {error}") from error
     function = getattr(module, attribute, None)
     if function is None:
         hint = f"; {did_you_mean(attribute, _functions(module))}".rstrip("; ")
@@ -82,7 +61,8 @@ def line_of(error: BaseException) -> str:
     those below the working folder; if there are none, it is the file that was called.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
-    called = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
+    passed = (importlib.__file__, __file__)  # on the way to the user's code
+    called = [frame for frame in frames[1:] if frame.filename not in passed]
     if not called or called[0].filename.startswith(_PACKAGE):
         return ""
     last = [frame for frame in called if frame.filename == called[0].filename or _is_own(frame.filename)][-1]
@@ -94,14 +74,47 @@ def _is_own(file: str) -> bool:
     return below and not file.startswith(_PACKAGE) and "site-packages" not in file
 
 
-def _module_name(place: str) -> str:
-    """Return the name of a module, which the user may have written as a path from the working folder.
+def _imported(place: str) -> types.ModuleType:
+    """Return the module with this name, or in this file; a `ValueError` says why it cannot be imported."""
+    # A module may be in the working folder. The folder goes last, so that no file in it hides a package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    name = _module_name(place)
+    if os.sep in place and not os.path.isfile(name):
+        raise ValueError(f"no such file: {name}")
+    try:
+        if os.sep not in place:
+            return importlib.import_module(name)
+        return sys.modules.get(name) or _from_file(name)
+    except (Exception, SystemExit) as error:
+        why = f"{error!r}{line_of(error)}"
+        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+            why = f"{error.filename}:{error.lineno}: {error.msg}"
+        elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            why += _module_hint(name)
+        raise ValueError(why) from error
 
-    >>> _module_name("rewards/mine.py"), _module_name("./mine.py"), _module_name("rewards.mine")
-    ('rewards.mine', 'mine', 'rewards.mine')
+
+def _from_file(file: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(file, file)
+    assert spec is not None and spec.loader is not None  # the file ends with .py
+    module = sys.modules[file] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[file]
+        raise
+    return module
+
+
+def _module_name(place: str) -> str:
+    """Return the name under which a module is imported; a file that is given by its path has this path.
+
+    >>> _module_name("rewards.mine"), _module_name("mine.py"), _module_name("/home/me/mine.py")
+    ('rewards.mine', 'mine', '/home/me/mine.py')
     """
-    place = place.removesuffix(".py")
-    return os.path.relpath(place).replace(os.sep, ".") if os.sep in place else place
+    name = place.removesuffix(".py")
+    return os.path.abspath(f"{name}.py") if os.sep in place else name
 
 
 def _functions(module: types.ModuleType) -> list[str]:
