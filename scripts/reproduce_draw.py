@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import reproduce_rates_figures as figures
 import reproduce_settings as settings
+import reproduce_stages as stages
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -49,7 +50,9 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
     elif _colors(runs):
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
-    if grid:
+    if stages.are(grid):
+        stages.draw(grid, results / "stages.png")
+    elif grid:
         _draw_law(grid, results / "law.png")
         if lag_of(grid) == "µ":  # else stages are short, and the drift begins anew in each
             _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")

@@ -11,6 +11,7 @@ import reproduce_held_out as held_out
 import reproduce_rates as rates
 import reproduce_regimes as regimes
 import reproduce_settings as settings
+import reproduce_stages as stages
 from reproduce_regimes import Run, row_of
 
 from mugrpo_jax import objectives
@@ -59,7 +60,9 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
             if lines := list(compare(runs)):
                 yield from [*lines, ""]
         yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
-    if grid:
+    if stages.are(grid):
+        yield from [*stages.table(grid), "", *_law_table(grid), ""]
+    elif grid:
         yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
         for table in (

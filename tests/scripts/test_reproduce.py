@@ -27,6 +27,7 @@ reproduce_held_out = importlib.import_module("reproduce_held_out")
 reproduce_rates = importlib.import_module("reproduce_rates")
 reproduce_rates_figures = importlib.import_module("reproduce_rates_figures")
 reproduce_regimes = importlib.import_module("reproduce_regimes")
+reproduce_stages = importlib.import_module("reproduce_stages")
 reproduce_tables = importlib.import_module("reproduce_tables")
 write_run = importlib.import_module("synthetic").write_run
 Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
@@ -703,6 +704,46 @@ def test_the_time_of_a_collapse_is_hollow_and_a_run_that_held_is_at_its_end():
     assert marks[:2] == [(2, 32, "#ff0000"), (16, 4, "white")]
     assert marks[2] == (pytest.approx(2.24), 2, "white")  # beside the mark of the other objective
     plt.close(figure)
+
+
+def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_path):
+    def row(objective, mu, *accuracy, collapse=None, rate=0.5, stage=None):
+        return {
+            "objective": objective,
+            "mu": mu,
+            "stage_updates": stage or mu,
+            "learning_rate": rate,
+            "updates": 64,
+            "accuracy_start": 0.2,
+            "evaluations": {"accuracy": [0.2, *accuracy]},
+            "collapse": collapse,
+        }
+
+    rows = [row("mu_grpo", 4, 0.3, 0.6, 0.9), row("grpo", 64, 0.2, 0.3, 0.4), row("grpo", 4, 0.8, 0.8, 0.8)]
+    rows += [row("grpo", 64, 0.6, 0.1, 0.1, collapse=40), row("mu_grpo", 64, 0.9, 0.9, 0.9)]
+    assert reproduce_stages.are(rows)
+    assert not reproduce_stages.are([]) and not reproduce_stages.are(rows[:1])
+    assert not reproduce_stages.are([*rows, row("grpo", 4, 0.1, rate=0.25)])
+    assert not reproduce_stages.are([*rows, row("grpo", 128, 0.1, stage=64)])  # with a lag
+    assert list(reproduce_stages.table(rows)) == [
+        "| objective | µ = 4 | µ = 64 |",
+        "|---|---|---|",
+        "| grpo | 0.800 (0.800) | 0.283 (0.300, 0.267; 1 of 2 collapsed) |",
+        "| mu_grpo | 0.600 (0.600) | 0.900 (0.900) |",
+    ]
+    assert list(reproduce_stages.table(rows[:2]))[2:] == [
+        "| grpo | – | 0.300 (0.300) |",
+        "| mu_grpo | 0.600 (0.600) | – |",
+    ]
+    figure, axis = plt.subplots()
+    reproduce_stages.plot(axis, rows)
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
+    assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.85 / 3)]]
+    hollow = [line.get_xydata()[0] for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    assert np.allclose(hollow, [[64, 0.8 / 3]])
+    plt.close(figure)
+    reproduce_stages.draw(rows, tmp_path / "stages.png")
+    assert (tmp_path / "stages.png").stat().st_size > 10_000
 
 
 def test_an_arm_with_one_seed_is_dashed_where_others_have_several():

@@ -1,0 +1,96 @@
+"""How stale may the data be? Runs at one learning rate that differ in µ, the updates on one generation."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import reproduce_rates_figures as figures
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+from reproduce_held_out import lag_of
+from reproduce_rates import LAST
+from reproduce_regimes import Run, row_of
+
+NAMES = {  # objective of the grid: its arm in other figures
+    "grpo": "grpo-stale",
+    "relaxed-no-veto": "relaxed-no-veto",
+    "mu_grpo": "mu_grpo",
+}
+
+
+def are(rows: Sequence[Run]) -> bool:
+    """Whether these runs of a grid have one learning rate, several µ, and no lag."""
+    lengths, rates = ({row[name] for row in rows} for name in ("mu", "learning_rate"))
+    return len(lengths) > 1 and len(rates) == 1 and lag_of(rows) == "µ"
+
+
+def table(rows: Sequence[Run]) -> Iterable[str]:
+    """The end of every objective for each µ: mean, all seeds, and how many collapsed."""
+    lengths = sorted({row["mu"] for row in rows})
+    yield f"| objective | {' | '.join(f'µ = {mu}' for mu in lengths)} |"
+    yield f"|{'---|' * (1 + len(lengths))}"
+    for name in _objectives(rows):
+        cells = []
+        for mu in lengths:
+            same = _same(rows, name, mu)
+            ends = [end(row) for row in same]
+            gone = sum(row["collapse"] is not None for row in same)
+            seeds = ", ".join(f"{value:.3f}" for value in ends)
+            lost = f"; {gone} of {len(same)} collapsed" if gone else ""
+            cells.append(f"{np.mean(ends):.3f} ({seeds}{lost})" if same else "–")
+        yield row_of(name, *cells)
+
+
+def draw(rows: Sequence[Run], path: Path) -> None:
+    """Draw the end of every run over µ."""
+    figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
+    plot(axis, rows)
+    grey = {"color": "0.5", "markerfacecolor": "white"}
+    handles = [
+        *axis.get_legend_handles_labels()[0],
+        Line2D([], [], marker="o", linestyle="", label="collapsed", **grey),
+        Line2D([], [], linestyle="--", label="before training", **grey),
+    ]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot(axis: Axes, rows: Sequence[Run]) -> None:
+    """A mark per run, hollow if it collapsed, and a line through the means over seeds for each objective."""
+    lengths = sorted({row["mu"] for row in rows})
+    for name in _objectives(rows):
+        color, label = figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]]
+        there = [mu for mu in lengths if _same(rows, name, mu)]
+        means = [np.mean([end(row) for row in _same(rows, name, mu)]) for mu in there]
+        axis.plot(there, means, color=color, linewidth=2, label=label)
+        for row in (row for row in rows if row["objective"] == name):
+            fill = color if row["collapse"] is None else "white"
+            axis.plot(row["mu"], end(row), "o", color=color, markerfacecolor=fill, markersize=6)
+    start = np.mean([row["accuracy_start"] for row in rows])
+    axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
+    axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
+    axis.set_xlabel(f"µ: updates on one generation (of {max(row['updates'] for row in rows)} in all)")
+    axis.set_xticks(lengths, list(map(str, lengths)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def end(row: Run) -> float:
+    """The mean of the last evaluations."""
+    return float(np.mean(row["evaluations"]["accuracy"][-LAST:]))
+
+
+def _objectives(rows: Sequence[Run]) -> list[str]:
+    return [name for name in NAMES if any(row["objective"] == name for row in rows)]
+
+
+def _same(rows: Sequence[Run], name: str, mu: int) -> list[Run]:
+    return [row for row in rows if (row["objective"], row["mu"]) == (name, mu)]
