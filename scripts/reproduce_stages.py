@@ -51,11 +51,10 @@ def draw(rows: Sequence[Run], path: Path) -> None:
     """Draw the end of every run over µ."""
     figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
     plot(axis, rows)
-    grey = {"color": "0.5", "markerfacecolor": "white"}
     handles = [
         *axis.get_legend_handles_labels()[0],
-        Line2D([], [], marker="o", linestyle="", label="collapsed", **grey),
-        Line2D([], [], linestyle="--", label="before training", **grey),
+        Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed"),
+        Line2D([], [], linestyle="--", color="0.5", label="before training"),
     ]
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False)
     figure.savefig(path, dpi=130)
