@@ -182,6 +182,9 @@ def _law(folder: Path) -> dict[str, Any]:
         "cosine": place.cosine,
         "momentum": place.momentum,
         "stage_updates": run.config.batch.updates_per_stage,
+        "generations": [
+            {name: record.get(name) for name in ("reward", "equal_groups")} for record in run.generations
+        ],
         "curve": _curve(list(run.updates), run.config.batch.updates_per_stage),
         "evaluations": {"updates": updates, "accuracy": accuracy, "standard_error": errors, "way": way},
         "environment": run.environment,

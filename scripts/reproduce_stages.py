@@ -23,6 +23,8 @@ NAMES = {  # objective of the grid: its arm in other figures
     "mu_grpo": "mu_grpo",
 }
 
+MOST = 8  # generations in one line of a table
+
 
 def are(rows: Sequence[Run]) -> bool:
     """Whether these runs of a grid have one learning rate, several µ, and no lag."""
@@ -45,6 +47,18 @@ def table(rows: Sequence[Run]) -> Iterable[str]:
             lost = f"; {gone} of {len(same)} collapsed" if gone else ""
             cells.append(f"{np.mean(ends):.3f} ({seeds}{lost})" if same else "–")
         yield row_of(name, *cells)
+
+
+def generations(rows: Sequence[Run]) -> Iterable[str]:
+    """Each generation of the runs that have a few: its mean reward, and its groups that teach nothing."""
+    few = [row for row in rows if 1 < len(row.get("generations", ())) <= MOST]
+    if few:
+        yield "| objective | µ | seed | mean reward of each generation | groups with equal rewards |"
+        yield f"|{'---|' * 5}"
+    for row in few:
+        rewards = ", ".join(f"{made['reward']:.3f}" for made in row["generations"])
+        equal = ", ".join(f"{100 * made['equal_groups']:.0f} %" for made in row["generations"])
+        yield row_of(row["objective"], row["mu"], row["seed"], rewards, equal)
 
 
 def draw(rows: Sequence[Run], path: Path) -> None:

@@ -415,6 +415,10 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     lines = [json.loads(line) for line in (out / "law.jsonl").read_text().splitlines()]
     assert len(lines) == 5 and [line["collapse"] for line in lines[-2:]] == [16, 16]
     assert sum(line["collapsed"] for line in lines) == 2
+    assert len(lines[0]["generations"]) == 8 and lines[0]["generations"][0].keys() == {
+        "reward",
+        "equal_groups",
+    }
     assert lines[0]["lag_times_rate"] == 8e-5 and lines[0]["update_size"] == pytest.approx(1000)
     curve = lines[0]["curve"]
     assert curve["updates"] == list(range(1, 65)) and curve["age"] == [*range(1, 9)] * 8
@@ -735,6 +739,12 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_pa
         "| grpo | – | 0.300 (0.300) |",
         "| mu_grpo | 0.600 (0.600) | – |",
     ]
+    made = [{"reward": 0.25, "equal_groups": 0.5}, {"reward": 0.75, "equal_groups": 0.125}]
+    known = [row("grpo", 32, 0.1) | {"seed": 3, "generations": made}, rows[0] | {"generations": made * 8}]
+    assert list(reproduce_stages.generations([*rows, *known]))[2:] == [
+        "| grpo | 32 | 3 | 0.250, 0.750 | 50 %, 12 % |",
+    ]
+    assert list(reproduce_stages.generations(rows)) == []  # files of earlier grids do not have this
     figure, axis = plt.subplots()
     reproduce_stages.plot(axis, rows)
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
