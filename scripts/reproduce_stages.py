@@ -27,9 +27,11 @@ MOST = 8  # generations in one line of a table
 
 
 def are(rows: Sequence[Run]) -> bool:
-    """Whether these runs of a grid have one learning rate, several µ, and no lag."""
-    lengths, rates = ({row[name] for row in rows} for name in ("mu", "learning_rate"))
-    return len(lengths) > 1 and len(rates) == 1 and lag_of(rows) == "µ"
+    """Whether these runs of a grid differ only in objective, seed and µ: all objectives have the same µ."""
+    lengths = [{row["mu"] for row in rows if row["objective"] == name} for name in _objectives(rows)]
+    others = {(row["learning_rate"], row["updates"]) for row in rows}
+    same = all(len(some) > 1 and some == lengths[0] for some in lengths)
+    return len(others) == 1 and same and lag_of(rows) == "µ"
 
 
 def table(rows: Sequence[Run]) -> Iterable[str]:

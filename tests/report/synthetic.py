@@ -83,6 +83,7 @@ def _stage(stage, mu, total):
         "response_length": 100.0 + stage,
         "truncated": 0.1,
         "malformed": 0.05 * stage,
+        "equal_groups": 0.25 + 0.01 * stage,
         "responses": 512 * mu,
         "response_tokens": 51200 * mu,
         "status": {"ok": 512 * mu},

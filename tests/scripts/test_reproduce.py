@@ -415,10 +415,10 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
     lines = [json.loads(line) for line in (out / "law.jsonl").read_text().splitlines()]
     assert len(lines) == 5 and [line["collapse"] for line in lines[-2:]] == [16, 16]
     assert sum(line["collapsed"] for line in lines) == 2
-    assert len(lines[0]["generations"]) == 8 and lines[0]["generations"][0].keys() == {
-        "reward",
-        "equal_groups",
-    }
+    assert [made["equal_groups"] for made in lines[0]["generations"]] == [0.25 + i / 100 for i in range(8)]
+    stages = reproduce_collect.records(runs / "law" / "grpo-mu8-lr1e-05-seed0")
+    rewards = [record["reward"] for record in stages if record["kind"] == "stage"]
+    assert [made["reward"] for made in lines[0]["generations"]] == pytest.approx(rewards, rel=1e-4)
     assert lines[0]["lag_times_rate"] == 8e-5 and lines[0]["update_size"] == pytest.approx(1000)
     curve = lines[0]["curve"]
     assert curve["updates"] == list(range(1, 65)) and curve["age"] == [*range(1, 9)] * 8
@@ -711,7 +711,16 @@ def test_the_time_of_a_collapse_is_hollow_and_a_run_that_held_is_at_its_end():
     plt.close(figure)
 
 
-def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_path):
+def test_draw_compares_runs_by_the_length_of_stages(tmp_path, capsys):
+    shutil.copy(ROOT / "docs" / "results" / "quickstart_mu" / "law.jsonl", tmp_path)
+    reproduce_draw.draw(tmp_path, list(reproduce.ARMS), level=0.5)
+    shown = capsys.readouterr().out
+    assert shown.count("| objective | µ = 4 | µ = 16 | µ = 64 | µ = 256 |") == 1
+    assert [path.name for path in tmp_path.glob("*.png")] == ["stages.png"]
+    assert (tmp_path / "stages.png").stat().st_size > 10_000
+
+
+def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
     def row(objective, mu, *accuracy, collapse=None, rate=0.5, stage=None):
         return {
             "objective": objective,
@@ -729,6 +738,8 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_pa
     assert reproduce_stages.are(rows)
     assert not reproduce_stages.are([]) and not reproduce_stages.are(rows[:1])
     assert not reproduce_stages.are([*rows, row("grpo", 4, 0.1, rate=0.25)])
+    assert not reproduce_stages.are([*rows, row("grpo", 16, 0.1)])  # µ-GRPO was not run with this µ
+    assert not reproduce_stages.are([*rows, row("grpo", 4, 0.1) | {"updates": 128}])
     assert not reproduce_stages.are([*rows, row("grpo", 128, 0.1, stage=64)])  # with a lag
     assert list(reproduce_stages.table(rows)) == [
         "| objective | µ = 4 | µ = 64 |",
@@ -742,6 +753,7 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_pa
     ]
     made = [{"reward": 0.25, "equal_groups": 0.5}, {"reward": 0.75, "equal_groups": 0.125}]
     known = [row("grpo", 32, 0.1) | {"seed": 3, "generations": made}, rows[0] | {"generations": made * 8}]
+    known.append(rows[1] | {"generations": made[:1]})  # a single generation says nothing new
     assert list(reproduce_stages.generations([*rows, *known]))[2:] == [
         "| grpo | 32 | 3 | 0.250, 0.750 | 50 %, 12 % |",
     ]
@@ -752,9 +764,9 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it(tmp_pa
     assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.85 / 3)]]
     hollow = [line.get_xydata()[0] for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
     assert np.allclose(hollow, [[64, 0.8 / 3]])
+    (start,) = (line for line in axis.get_lines() if line.get_linestyle() == "--")
+    assert start.get_ydata() == pytest.approx([0.2, 0.2])
     plt.close(figure)
-    reproduce_stages.draw(rows, tmp_path / "stages.png")
-    assert (tmp_path / "stages.png").stat().st_size > 10_000
 
 
 def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
