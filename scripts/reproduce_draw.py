@@ -51,7 +51,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if stages.are(grid):
-        stages.draw(grid, results / "stages.png")
+        _draw_stages(grid, results / "stages.png")
     elif grid:
         _draw_law(grid, results / "law.png")
         if lag_of(grid) == "µ":  # else stages are short, and the drift begins anew in each
@@ -166,6 +166,14 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
     plt.close(figure)
 
 
+# -- the length of stages
+
+
+def _draw_stages(rows: Sequence[Run], path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
+    _finish(figure, stages.plot(axis, rows), path)
+
+
 # -- the law
 
 
@@ -185,7 +193,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
     and largest, so that others are seen above it.
     """
     counts = collections.Counter(row["objective"] for row in rows)
-    colors = {name: figures.COLORS[{"grpo": "grpo-stale"}.get(name, name)] for name in counts}
+    colors = {name: figures.COLORS[stages.NAMES[name]] for name in counts}
     sizes = {name: max(8 - 2 * i, 4) for i, (name, _) in enumerate(counts.most_common())}
     markers = dict(zip(sorted({row["mu"] for row in rows}), itertools.cycle(MARKERS)))
     lag_name = lag_of(rows)

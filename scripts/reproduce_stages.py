@@ -1,13 +1,7 @@
 """How stale may the data be? Runs at one learning rate that differ in µ, the updates on one generation."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 import reproduce_rates_figures as figures
 from matplotlib.axes import Axes
@@ -22,7 +16,6 @@ NAMES = {  # objective of the grid: its arm in other figures
     "relaxed-no-veto": "relaxed-no-veto",
     "mu_grpo": "mu_grpo",
 }
-
 MOST = 8  # generations in one line of a table
 
 
@@ -63,28 +56,18 @@ def generations(rows: Sequence[Run]) -> Iterable[str]:
         yield row_of(row["objective"], row["mu"], row["seed"], rewards, equal)
 
 
-def draw(rows: Sequence[Run], path: Path) -> None:
-    """Draw the end of every run over µ."""
-    figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
-    plot(axis, rows)
-    handles = [
-        *axis.get_legend_handles_labels()[0],
-        Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed"),
-        Line2D([], [], linestyle="--", color="0.5", label="before training"),
-    ]
-    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def plot(axis: Axes, rows: Sequence[Run]) -> list[Line2D]:
+    """Draw the end of every run over µ, and return the legend.
 
-
-def plot(axis: Axes, rows: Sequence[Run]) -> None:
-    """A mark per run, hollow if it collapsed, and a line through the means over seeds for each objective."""
+    A mark is a run, hollow if it collapsed. The lines go through the means over seeds.
+    """
     lengths = sorted({row["mu"] for row in rows})
+    lines: list[Line2D] = []
     for name in _objectives(rows):
         color, label = figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]]
         there = [mu for mu in lengths if _same(rows, name, mu)]
         means = [np.mean([end(row) for row in _same(rows, name, mu)]) for mu in there]
-        axis.plot(there, means, color=color, linewidth=2, label=label)
+        lines += axis.plot(there, means, color=color, linewidth=2, label=label)
         for row in (row for row in rows if row["objective"] == name):
             fill = color if row["collapse"] is None else "white"
             axis.plot(row["mu"], end(row), "o", color=color, markerfacecolor=fill, markersize=6)
@@ -94,8 +77,11 @@ def plot(axis: Axes, rows: Sequence[Run]) -> None:
     axis.set_xlabel(f"µ: updates on one generation (of {max(row['updates'] for row in rows)} in all)")
     axis.set_xticks(lengths, list(map(str, lengths)))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.grid(alpha=0.2)
-    axis.spines[["top", "right"]].set_visible(False)
+    return [
+        *lines,
+        Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed"),
+        Line2D([], [], linestyle="--", color="0.5", label="before training"),
+    ]
 
 
 def end(row: Run) -> float:

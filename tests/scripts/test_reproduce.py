@@ -759,7 +759,8 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
     ]
     assert list(reproduce_stages.generations(rows)) == []  # files of earlier grids do not have this
     figure, axis = plt.subplots()
-    reproduce_stages.plot(axis, rows)
+    legend = [line.get_label() for line in reproduce_stages.plot(axis, rows)]
+    assert legend[1:] == ["µ-GRPO: relaxed clip, veto", "collapsed", "before training"]
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
     assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.85 / 3)]]
     hollow = [line.get_xydata()[0] for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
