@@ -65,7 +65,7 @@ def main() -> int:
     if arguments.command == "draw":
         from reproduce_draw import draw
 
-        draw(arguments.results, list(ARMS), level=arguments.level)
+        draw(arguments.results, list(ARMS), level=arguments.level, fresh=arguments.fresh)
         return 0
     try:
         return _train(arguments, overrides)
@@ -127,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--runs", type=Path, required=True, help="folder of all runs")
     draw = commands.add_parser("draw", help="print the tables and draw the figures")
     draw.add_argument("--results", type=Path, default=RESULTS)
+    draw.add_argument(
+        "--fresh", type=Path, help="another folder of results, whose runs with fresh data are added"
+    )
     draw.add_argument(
         "--level",
         type=float,

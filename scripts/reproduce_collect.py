@@ -123,10 +123,15 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _binned(folder: Path) -> Iterator[dict[str, Any]]:
-    """Evaluations unchanged, updates averaged over bins; `clock` is training time without evaluations."""
-    clock, pending = 0.0, []
+    """Evaluations unchanged, updates averaged over bins.
+
+    `clock` is training time without evaluations, and `compiled` the part of it that was compiling.
+    """
+    clock, compiled, pending = 0.0, 0.0, []
     for record in records(folder):
         kind, spent = record["kind"], record["seconds"]
+        if kind in ("stage", "update"):
+            compiled += spent.get("compile", 0.0)
         if kind == "stage":
             clock += spent["generate"]
         elif kind == "update":
@@ -140,7 +145,7 @@ def _binned(folder: Path) -> Iterator[dict[str, Any]]:
         elif kind == "evaluation":
             keep = ("updates", "accuracy", "standard_error", "truncated", "malformed")
             found = {name: record[name] for name in keep if name in record}
-            yield {"kind": "evaluation", "clock": clock, **found}
+            yield {"kind": "evaluation", "clock": clock, "compiled": compiled, **found}
 
 
 def _mean(records: list[dict[str, Any]], name: str) -> float | None:

@@ -37,9 +37,9 @@ DIAGNOSTICS = {
 }
 
 
-def draw(results: Path, arms: Sequence[str], *, level: float) -> None:
+def draw(results: Path, arms: Sequence[str], *, level: float, fresh: Path | None = None) -> None:
     """Draw all figures that the files allow; `arms` gives the order of the arms."""
-    runs, grid = read(results, arms, level)
+    runs, grid = read(results, arms, level, fresh)
     if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
     print("\n".join(tables(runs, grid, level)))

@@ -20,12 +20,20 @@ from mugrpo_jax.report import staleness_position as law
 FRESH = "grpo-mu4"  # the arm that all others are compared with
 
 
-def read(results: Path, arms: Sequence[str], level: float) -> tuple[list[Run], list[Run]]:
+def read(
+    results: Path, arms: Sequence[str], level: float, fresh: Path | None = None
+) -> tuple[list[Run], list[Run]]:
     """The runs of the comparison, and the finished runs of the grid.
 
-    If the folder has only folders of runs in it, each is one of `settings.SETTINGS`.
+    Runs with fresh data are added from the folder `fresh`. If the folder `results` has only folders of runs
+    in it, each is one of `settings.SETTINGS`.
     """
     runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
+    if fresh is not None:
+        found = [_load(path) for path in fresh.glob(f"{FRESH}-*seed*.jsonl")]
+        if not found:
+            raise SystemExit(f"{fresh}: no run of {FRESH} in it; --fresh needs a folder that has one")
+        runs += found
     grid = results / "law.jsonl"
     if not runs and not grid.exists():
         found = [_load(path) for path in results.glob("*/*-seed*.jsonl")]
@@ -196,32 +204,55 @@ def _timed(run: Run) -> bool:
 
 
 def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
-    """When each timed run first reaches the accuracy that all of them reach.
+    """When fresh data and a stale run of the same seed first reach the accuracy that both reach.
 
     One evaluation is noisy, so a mean of several decides the level. But a mean comes late, maybe only after
-    the next generation, so the first single evaluation at that level is shown too. Times contain compiling.
+    the next generation, so the first single evaluation at that level is shown too. Compiling is not counted:
+    it takes less if an earlier run of the machine compiled the same programs.
     """
     timed = [run for run in runs if _timed(run) and _milliseconds(run)]
-    fresh = {(run["seed"], run["rate"]): _milliseconds(run)[-1] for run in timed if run["arm"] == FRESH}
-    timed = [run for run in timed if (run["seed"], run["rate"]) in fresh]
-    if len(timed) < 2:
+    fresh = {(run["seed"], run["rate"]): run for run in timed if run["arm"] == FRESH}
+    stale = [run for run in timed if run["arm"] != FRESH and (run["seed"], run["rate"]) in fresh]
+    if not stale:
         return
-    level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in timed)
-    level = math.floor(100 * level) / 100
-    reached = f"mean of {rates.LAST} evaluations reaches it | time | one evaluation reaches it | time"
-    speed = f"time per update | speed, `{FRESH}` = 1"
-    yield f"| arm | prompts per update | µ | η | seed | {speed} | level | {reached} | compiling |"
+    speed = f"speed, `{FRESH}` = 1"
+    reached = f"mean of {rates.LAST} evaluations reaches it | {speed} | one evaluation reaches it | {speed}"
+    about = f"arm | prompts per update | µ | η | seed | time per update | {speed}"
+    yield f"| {about} | level | {reached} | compiling, not counted |"
     yield f"|{'---|' * 13}"
-    for run in timed:
-        steady = next(point for accuracy, point in _smoothed(run) if accuracy >= level)
-        first = next(point for point in run["evaluations"] if point["accuracy"] >= level)
-        when = [(f"after {point['updates']} updates", f"{point['clock']:.0f} s") for point in (steady, first)]
-        compiling = f"{run['seconds'].get('compile', 0):.0f} s"
+    for run in stale:
+        yield from _reached_by(fresh[run["seed"], run["rate"]], run)
+
+
+def _reached_by(fresh: Run, stale: Run) -> Iterable[str]:
+    """The lines of the two runs: when each reaches the highest level that both reach."""
+    pair = fresh, stale
+    level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in pair)
+    level = math.floor(100 * level) / 100
+    steady = [next(point for accuracy, point in _smoothed(run) if accuracy >= level) for run in pair]
+    first = [next(point for point in run["evaluations"] if point["accuracy"] >= level) for run in pair]
+    per_update = [_milliseconds(run)[-1] for run in pair]
+    shown = [[f"{spent:.1f} ms" for spent in per_update], _speeds(per_update), [f"{level:.2f}"] * 2]
+    for points in (steady, first):
+        times = [_without_compiling(run, point) for run, point in zip(pair, points, strict=True)]
+        after = [
+            f"{time:.0f} s ({point['updates']} updates)" for time, point in zip(times, points, strict=True)
+        ]
+        shown += [after, _speeds(times)]
+    for run, *cells in zip(pair, *shown, strict=True):
         sizes = run["batch"]["prompts_per_update"], run["batch"]["updates_per_stage"]
-        spent = _milliseconds(run)[-1]
-        faster = fresh[run["seed"], run["rate"]] / spent
-        facts = *sizes, f"{run['rate']:g}", run["seed"], f"{spent:.1f} ms", f"{faster:.2f}×", f"{level:.2f}"
-        yield row_of(run["arm"], *facts, *when[0], *when[1], compiling)
+        compiling = f"{run['seconds'].get('compile', 0):.0f} s"
+        yield row_of(run["arm"], *sizes, f"{run['rate']:g}", run["seed"], *cells, compiling)
+
+
+def _speeds(times: Sequence[float]) -> list[str]:
+    """The speeds of runs, where that of the first is 1."""
+    return [f"{times[0] / time:.2f}×" for time in times]
+
+
+def _without_compiling(run: Run, point: dict[str, Any]) -> float:
+    """Seconds until an evaluation; for old files all compiling of the run counts as before it."""
+    return float(point["clock"] - point.get("compiled", run["seconds"].get("compile", 0.0)))
 
 
 def _smoothed(run: Run) -> list[tuple[float, dict[str, Any]]]:

@@ -468,6 +468,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
 
 PAGES = ("results.md", "results-short-responses.md", "results-tables.md")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
+SMALL = ["chains_small_mu32", "chains_small_mu16"]  # their fresh data is in `chains_small`
 QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstart_slower_again"]
 
 
@@ -476,7 +477,7 @@ QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstar
     [
         ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
         ("### Stages of 1,024", "### Time to the same", ["chains_long", "chains_long_first"]),
-        ("### Time to the same", "## The quickstart", ["chains", "chains_long", "chains_small"]),
+        ("### Time to the same", "## The quickstart", ["chains", "chains_long", "chains_small", *SMALL]),
         ("## The quickstart", "### How stale may", QUICKSTARTS),
         ("### How stale may", "## Times", ["quickstart_mu"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
@@ -505,11 +506,13 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
 
     def rows(lines):
         cells = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
-        return [row[row[0] in ("", "first", "again", "slower", "slower again") :] for row in cells]
+        marks = ("", "first", "again", "slower", "slower again", "µ = 64", "µ = 32", "µ = 16")
+        return [row[row[0] in marks :] for row in cells]
 
     printed = {}
     for folder in folders:
-        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
+        fresh = ROOT / "docs" / "results" / "chains_small" if folder in SMALL else None
+        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5, fresh)
         for name, *cells in rows(tables(*files, 0.5)):
             for key in (name, (name, cells[0])):  # of an arm, of one of its seeds
                 printed.setdefault(key, set()).update(NUMBER.findall(" ".join(cells)))
@@ -627,10 +630,39 @@ def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
     ]
     table = list(reproduce_tables._equal_accuracy_table([fresh, spike, *others]))
     assert len(table) == 4
-    about, once = "| 8 | 64 | 5e-06 | 1 |", "| after 64 updates | 20 s |"
-    assert table[2] == f"| grpo-mu4 {about} 78.1 ms | 1.00× | 0.25 | after 96 updates | 30 s {once} 0 s |"
-    assert table[3] == f"| mu_grpo {about} 39.1 ms | 2.00× | 0.25 | after 128 updates | 40 s {once} 7 s |"
+    about = "| 8 | 64 | 5e-06 | 1 |"
+    steady, first = "30 s (96 updates) | 1.00×", "20 s (64 updates) | 1.00×"
+    assert table[2] == f"| grpo-mu4 {about} 78.1 ms | 1.00× | 0.25 | {steady} | {first} | 0 s |"
+    steady, first = "33 s (128 updates) | 0.91×", "13 s (64 updates) | 1.54×"  # less 7 s of compiling
+    assert table[3] == f"| mu_grpo {about} 39.1 ms | 2.00× | 0.25 | {steady} | {first} | 7 s |"
     assert list(reproduce_tables._equal_accuracy_table([fresh, *others])) == []
+    # Each stale run is compared with fresh data at a level of its own, and compiling may come late.
+    good = run("mu_grpo", [0.1, 0.4, 0.4, 0.4, 0.4], seconds=seconds)
+    for point in good["evaluations"]:
+        point["compiled"] = 7.0 if point["updates"] > 64 else 2.0
+    both = list(reproduce_tables._equal_accuracy_table([fresh, spike, good]))
+    assert both[:4] == table and len(both) == 6
+    assert "| 0.36 | 40 s (128 updates) | 1.00× | 30 s (96 updates) | 1.00× |" in both[4]
+    assert "| 0.36 | 23 s (96 updates) | 1.74× | 8 s (32 updates) | 3.75× |" in both[5]
+
+
+def test_runs_with_fresh_data_may_be_in_another_folder(tmp_path):
+    def write(folder, arm, seed):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        name = f"{arm}-lr5e-06-seed{seed}"
+        (tmp_path / folder / f"{name}.jsonl").write_text(
+            json.dumps({"kind": "run", "run": name, "seed": seed})
+        )
+
+    write("here", "mu_grpo", 0)
+    for arm, seed in (("grpo-mu4", 0), ("grpo-mu4", 1), ("mu_grpo", 0)):
+        write("there", arm, seed)
+    arms, here, there = list(reproduce.ARMS), tmp_path / "here", tmp_path / "there"
+    runs, _ = reproduce_tables.read(here, arms, 0.5, there)
+    found = [(run["arm"], run["seed"], run["path"].parent.name) for run in runs]
+    assert found == [("grpo-mu4", 0, "there"), ("grpo-mu4", 1, "there"), ("mu_grpo", 0, "here")]
+    with pytest.raises(SystemExit, match="here: no run of grpo-mu4 in it"):
+        reproduce_tables.read(there, arms, 0.5, here)
 
 
 def test_the_quickest_stage_is_found_by_the_clock():
@@ -646,9 +678,10 @@ def test_compiling_is_a_part_of_its_own(tmp_path):
 
     lines = [
         record("evaluation", evaluate=9.0, compile=8.0) | {"accuracy": 0.5},
-        record("stage", sample=5.0, score_wait=1.0, switch=0.5, compile=4.0),
+        record("stage", sample=5.0, score_wait=1.0, switch=0.5, generate=6.5, compile=4.0),
         record("update", update=3.0, compile=2.5),
         record("update", update=1.0, compile=0.0),
+        record("evaluation", evaluate=9.0, compile=8.0) | {"accuracy": 0.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert reproduce_collect.summary(tmp_path)["seconds"] == {
@@ -660,6 +693,8 @@ def test_compiling_is_a_part_of_its_own(tmp_path):
         "training": 10.5,
     }
     assert reproduce_collect.summary(tmp_path)["tokens"] == {"generated": 3, "trained": 4}
+    times = [(point["clock"], point["compiled"]) for point in reproduce_collect._binned(tmp_path)]
+    assert times == [(0.0, 0.0), (10.5, 6.5)]  # evaluations do not count
 
 
 def lose_all(folder):
