@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mugrpo_jax import objectives
 from mugrpo_jax.report import staleness_position as law
 
 FRESH = "grpo-mu4"  # the arm that all others are compared with
+LOWER = (0.01, 0.02, 0.03)  # below the level at which times are compared
 
 
 def read(
@@ -25,15 +26,16 @@ def read(
 ) -> tuple[list[Run], list[Run]]:
     """The runs of the comparison, and the finished runs of the grid.
 
-    Runs with fresh data are added from the folder `fresh`. If the folder `results` has only folders of runs
-    in it, each is one of `settings.SETTINGS`.
+    Runs with fresh data that are not there are taken from the folder `fresh`. If the folder `results` has
+    only folders of runs in it, each is one of `settings.SETTINGS`.
     """
     runs = [_load(path) for path in results.glob("*-seed*.jsonl")]
-    if fresh is not None:
-        found = [_load(path) for path in fresh.glob(f"{FRESH}-*seed*.jsonl")]
-        if not found:
+    if runs and fresh is not None:
+        others = list(fresh.glob(f"{FRESH}-*seed*.jsonl"))
+        if not others:
             raise SystemExit(f"{fresh}: no run of {FRESH} in it; --fresh needs a folder that has one")
-        runs += found
+        here = {run["path"].name for run in runs}
+        runs += [_load(path) for path in others if path.name not in here]
     grid = results / "law.jsonl"
     if not runs and not grid.exists():
         found = [_load(path) for path in results.glob("*/*-seed*.jsonl")]
@@ -178,20 +180,21 @@ def _time_table(runs: Sequence[Run]) -> Iterable[str]:
     """
     whole_stages = [run for run in runs if run["updates"] % run["batch"]["updates_per_stage"] == 0]
     alone = [run for run in whole_stages if _timed(run)]
-    fresh = next((run for run in alone if run["arm"] == FRESH), None)
-    if fresh is None or len(alone) < 2:
+    fresh = [run for run in alone if run["arm"] == FRESH]
+    if not fresh or len(alone) < 2:
         return
     parts, speed = "generate | update | switch | total per update", f"speed, `{FRESH}` = 1"
     by_clock = "quickest stage by the clock"
     yield f"| arm | seed | η | µ | updates | {parts} | {speed} | {by_clock} | {speed} |"
     yield f"|{'---|' * 12}"
     for run in alone:
-        spent, other = _milliseconds(run), _milliseconds(fresh)
+        compared = next((other for other in fresh if other["seed"] == run["seed"]), fresh[0])
+        spent, other = _milliseconds(run), _milliseconds(compared)
         several = run["updates"] > run["batch"]["updates_per_stage"]  # else compiling is in it
         quickest = _quickest(run)
         shown = [f"{part:.1f} ms" for part in spent] or ["–"] * 4
         times = f"{other[-1] / spent[-1]:.2f}×" if spent and other else "–"
-        best = [f"{quickest:.1f} ms", f"{_quickest(fresh) / quickest:.2f}×"] if several else ["–", "–"]
+        best = [f"{quickest:.1f} ms", f"{_quickest(compared) / quickest:.2f}×"] if several else ["–", "–"]
         facts = f"{run['optimizer']['learning_rate']:g}", run["batch"]["updates_per_stage"], run["updates"]
         yield row_of(run["arm"], run["seed"], *facts, *shown, times, *best)
 
@@ -206,48 +209,64 @@ def _timed(run: Run) -> bool:
 def _equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
     """When fresh data and a stale run of the same seed first reach the accuracy that both reach.
 
-    One evaluation is noisy, so a mean of several decides the level. But a mean comes late, maybe only after
-    the next generation, so the first single evaluation at that level is shown too. Compiling is not counted:
-    it takes less if an earlier run of the machine compiled the same programs.
+    Compiling is not counted: it takes less if an earlier run left the same programs in the cache.
     """
-    timed = [run for run in runs if _timed(run) and _milliseconds(run)]
-    fresh = {(run["seed"], run["rate"]): run for run in timed if run["arm"] == FRESH}
-    stale = [run for run in timed if run["arm"] != FRESH and (run["seed"], run["rate"]) in fresh]
+    timed = [run for run in runs if _timed(run) and _milliseconds(run) and len(_smoothed(run)) > 1]
+    fresh = {_setting(run): run for run in timed if run["arm"] == FRESH}
+    stale = [run for run in timed if run["arm"] != FRESH and _setting(run) in fresh]
     if not stale:
         return
     speed = f"speed, `{FRESH}` = 1"
-    reached = f"mean of {rates.LAST} evaluations reaches it | {speed} | one evaluation reaches it | {speed}"
     about = f"arm | prompts per update | µ | η | seed | time per update | {speed}"
-    yield f"| {about} | level | {reached} | compiling, not counted |"
-    yield f"|{'---|' * 13}"
+    lower = f"at levels lower by up to {LOWER[-1]:.2f}"
+    yield f"| {about} | level | reached after | {speed} | {lower} | compiling, not counted |"
+    yield f"|{'---|' * 12}"
     for run in stale:
-        yield from _reached_by(fresh[run["seed"], run["rate"]], run)
+        yield from _reached_by(fresh[_setting(run)], run)
+
+
+def _setting(run: Run) -> tuple[Any, ...]:
+    batch = run["batch"]
+    return run["seed"], run["rate"], batch["prompts_per_update"], batch.get("responses_per_prompt")
 
 
 def _reached_by(fresh: Run, stale: Run) -> Iterable[str]:
-    """The lines of the two runs: when each reaches the highest level that both reach."""
+    """The lines of the two runs: when each reaches the highest level that both reach, rounded down.
+
+    A speed depends on the level. So the smallest and the largest at some lower levels are shown too, if both
+    runs begin below these.
+    """
     pair = fresh, stale
     level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in pair)
     level = math.floor(100 * level) / 100
-    steady = [next(point for accuracy, point in _smoothed(run) if accuracy >= level) for run in pair]
-    first = [next(point for point in run["evaluations"] if point["accuracy"] >= level) for run in pair]
-    per_update = [_milliseconds(run)[-1] for run in pair]
-    shown = [[f"{spent:.1f} ms" for spent in per_update], _speeds(per_update), [f"{level:.2f}"] * 2]
-    for points in (steady, first):
-        times = [_without_compiling(run, point) for run, point in zip(pair, points, strict=True)]
-        after = [
-            f"{time:.0f} s ({point['updates']} updates)" for time, point in zip(times, points, strict=True)
-        ]
-        shown += [after, _speeds(times)]
-    for run, *cells in zip(pair, *shown, strict=True):
+    begin = max(_smoothed(run)[0][0] for run in pair)
+    lower = [level - less for less in LOWER if level - less > begin]
+    times, updates = ([_until(run, level, of) for run in pair] for of in (_without_compiling, _updates))
+    others = [[_until(run, other, _without_compiling) for run in pair] for other in lower]
+    for i, run in enumerate(pair):
         sizes = run["batch"]["prompts_per_update"], run["batch"]["updates_per_stage"]
-        compiling = f"{run['seconds'].get('compile', 0):.0f} s"
-        yield row_of(run["arm"], *sizes, f"{run['rate']:g}", run["seed"], *cells, compiling)
+        per_update = [_milliseconds(either)[-1] for either in (fresh, run)]
+        speeds = [other[0] / other[i] for other in others] if run is stale else []
+        yield row_of(
+            *(run["arm"], *sizes, f"{run['rate']:g}", run["seed"]),
+            *(f"{per_update[1]:.1f} ms", f"{per_update[0] / per_update[1]:.2f}×"),
+            *(f"{level:.2f}", f"{times[i]:.0f} s ({updates[i]:.0f} updates)", f"{times[0] / times[i]:.2f}×"),
+            f"{min(speeds):.2f}× to {max(speeds):.2f}×" if speeds else "–",
+            f"{run['seconds'].get('compile', 0):.0f} s",
+        )
 
 
-def _speeds(times: Sequence[float]) -> list[str]:
-    """The speeds of runs, where that of the first is 1."""
-    return [f"{times[0] / time:.2f}×" for time in times]
+def _until(run: Run, level: float, amount: Callable[[Run, dict[str, Any]], float]) -> float:
+    """Time or updates until the mean accuracy reaches a level, on a straight line between evaluations."""
+    accuracy, points = zip(*_smoothed(run), strict=True)
+    amounts = [amount(run, point) for point in points]
+    end = next(i for i, value in enumerate(accuracy) if value >= level)
+    begin = max(end - 1, 0)  # a run that begins above the level reaches it at its first point
+    return float(np.interp(level, accuracy[begin : end + 1], amounts[begin : end + 1]))
+
+
+def _updates(run: Run, point: dict[str, Any]) -> float:
+    return float(point["updates"])
 
 
 def _without_compiling(run: Run, point: dict[str, Any]) -> float:

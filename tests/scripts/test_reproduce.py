@@ -468,7 +468,6 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
 
 PAGES = ("results.md", "results-short-responses.md", "results-tables.md")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
-SMALL = ["chains_small_mu32", "chains_small_mu16"]  # their fresh data is in `chains_small`
 QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstart_slower_again"]
 
 
@@ -477,7 +476,6 @@ QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstar
     [
         ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
         ("### Stages of 1,024", "### Time to the same", ["chains_long", "chains_long_first"]),
-        ("### Time to the same", "## The quickstart", ["chains", "chains_long", "chains_small", *SMALL]),
         ("## The quickstart", "### How stale may", QUICKSTARTS),
         ("### How stale may", "## Times", ["quickstart_mu"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
@@ -506,13 +504,11 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
 
     def rows(lines):
         cells = [[cell.strip(" *`") for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
-        marks = ("", "first", "again", "slower", "slower again", "µ = 64", "µ = 32", "µ = 16")
-        return [row[row[0] in marks :] for row in cells]
+        return [row[row[0] in ("", "first", "again", "slower", "slower again") :] for row in cells]
 
     printed = {}
     for folder in folders:
-        fresh = ROOT / "docs" / "results" / "chains_small" if folder in SMALL else None
-        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5, fresh)
+        files = read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
         for name, *cells in rows(tables(*files, 0.5)):
             for key in (name, (name, cells[0])):  # of an arm, of one of its seeds
                 printed.setdefault(key, set()).update(NUMBER.findall(" ".join(cells)))
@@ -530,6 +526,32 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
                 assert close, f"{name}: {number} in {cells}"
                 checked += 1
     assert checked > 10
+
+
+def test_each_line_about_equal_accuracy_is_one_that_draw_prints(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+
+    def cells(lines):
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+
+    fresh = tmp_path / "chains_small"
+    printed = {}
+    for folder in ("chains", "chains_long", "chains_small", "chains_small_mu32", "chains_small_mu16"):
+        copied = shutil.copytree(ROOT / "docs" / "results" / folder, tmp_path / folder)
+        given = ["draw", "--results", str(copied), "--fresh", str(fresh if "_mu" in folder else copied)]
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *given])
+        assert reproduce.main() == 0
+        printed[folder] = cells(capsys.readouterr().out.splitlines())
+    everything = [row for rows in printed.values() for row in rows]
+    marks = {"": fresh.name, "µ = 64": fresh.name} | {f"µ = {µ}": f"chains_small_mu{µ}" for µ in (32, 16)}
+    page = (ROOT / "docs" / "results.md").read_text()
+    section = page[page.index("### Time to the same") : page.index("## The quickstart")]
+    pairs = [row for row in cells(section.splitlines()) if row[0] in reproduce.ARMS]
+    assert len(pairs) == 12 and all(row in everything for row in pairs)
+    curves = [row for row in cells(section.splitlines()) if row[0] in marks and row[1] in reproduce.ARMS]
+    assert len(curves) == 6
+    for mark, arm, rate, seed, *curve in curves:
+        assert [arm, rate, seed, "–", *curve] in printed[marks[mark]]
 
 
 def test_a_long_run_of_the_grid_is_thinned():
@@ -616,34 +638,45 @@ def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
             "alone": True,
             "updates": 128,
             "seconds": {"sample": 9.0, "update": 1.0},
-            "batch": {"prompts_per_update": 8, "updates_per_stage": 64},
+            "batch": {"prompts_per_update": 8, "responses_per_prompt": 8, "updates_per_stage": 64},
         }
         return about | {"evaluations": points} | more
 
-    fresh = run("grpo-mu4", [0.1, 0.2, 0.3, 0.4, 0.4])
+    def table(*runs):
+        return list(reproduce_tables._equal_accuracy_table(runs))
+
+    fresh = run("grpo-mu4", [0.1, 0.2, 0.3, 0.4, 0.4])  # means of three: 0.2, 0.3, 0.367
     seconds = {"sample": 4.0, "update": 1.0, "compile": 7.0}
-    spike = run("mu_grpo", [0.1, 0.1, 0.5, 0.1, 0.15], seconds=seconds)  # means of three: 0.233, 0.233, 0.25
-    others = [
+    stale = run("mu_grpo", [0.1, 0.1, 0.1, 0.4, 0.25], seconds=seconds)  # 0.1, 0.2, 0.25
+    about = "| 8 | 64 | 5e-06 | 1 |"
+    compared = table(fresh, stale)
+    assert len(compared) == 4
+    line = f"| grpo-mu4 {about} 78.1 ms | 1.00× | 0.25 | 25 s (80 updates) | 1.00× | – | 0 s |"
+    assert compared[2] == line
+    # 40 s less 7 s of compiling. At 0.24 it is 24 s against 31 s, at 0.22 22 s against 27 s.
+    line = f"| mu_grpo {about} 39.1 ms | 2.00× | 0.25 | 33 s (128 updates) | 0.76× | 0.77× to 0.81× | 7 s |"
+    assert compared[3] == line
+    assert table(fresh) == [] and table(stale) == []
+    for other in (
         run("mu_grpo", [0.1] * 5, alone=False),
         run("mu_grpo", [0.1] * 5, seed=2),
+        run("mu_grpo", [0.1] * 5, rate=1e-5),
+        run("mu_grpo", [0.1] * 5, batch=fresh["batch"] | {"prompts_per_update": 4}),
         run("mu_grpo-trigger", [0.1] * 5, seconds={"update": 1.0}),  # it replayed rollouts
-    ]
-    table = list(reproduce_tables._equal_accuracy_table([fresh, spike, *others]))
-    assert len(table) == 4
-    about = "| 8 | 64 | 5e-06 | 1 |"
-    steady, first = "30 s (96 updates) | 1.00×", "20 s (64 updates) | 1.00×"
-    assert table[2] == f"| grpo-mu4 {about} 78.1 ms | 1.00× | 0.25 | {steady} | {first} | 0 s |"
-    steady, first = "33 s (128 updates) | 0.91×", "13 s (64 updates) | 1.54×"  # less 7 s of compiling
-    assert table[3] == f"| mu_grpo {about} 39.1 ms | 2.00× | 0.25 | {steady} | {first} | 7 s |"
-    assert list(reproduce_tables._equal_accuracy_table([fresh, *others])) == []
-    # Each stale run is compared with fresh data at a level of its own, and compiling may come late.
-    good = run("mu_grpo", [0.1, 0.4, 0.4, 0.4, 0.4], seconds=seconds)
+        run("mu_grpo", [0.1] * 3),  # one mean only
+    ):
+        assert table(fresh, other) == [] and table(fresh, other, stale) == compared
+    # Each stale run is compared at a level of its own. Compiling may come late.
+    good = run("mu_grpo", [0.1, 0.4, 0.4, 0.4, 0.4], seconds=seconds)  # 0.3, 0.4, 0.4
     for point in good["evaluations"]:
         point["compiled"] = 7.0 if point["updates"] > 64 else 2.0
-    both = list(reproduce_tables._equal_accuracy_table([fresh, spike, good]))
-    assert both[:4] == table and len(both) == 6
-    assert "| 0.36 | 40 s (128 updates) | 1.00× | 30 s (96 updates) | 1.00× |" in both[4]
-    assert "| 0.36 | 23 s (96 updates) | 1.74× | 8 s (32 updates) | 3.75× |" in both[5]
+    both = table(fresh, stale, good)
+    assert both[:4] == compared and len(both) == 6
+    assert "| 0.36 | 39 s (125 updates) | 1.00× | – |" in both[4]
+    assert "| 0.36 | 21 s (83 updates) | 1.86× | 1.77× to 1.83× |" in both[5]  # 34.5 s against 19.5 s at 0.33
+    # A run that only falls reaches the level with its first mean.
+    falls = table(fresh, run("mu_grpo", [0.4, 0.2, 0.1, 0.0, 0.0]))
+    assert "| 0.23 | 20 s (64 updates) | 1.15× | – |" in falls[3]
 
 
 def test_runs_with_fresh_data_may_be_in_another_folder(tmp_path):
@@ -661,8 +694,11 @@ def test_runs_with_fresh_data_may_be_in_another_folder(tmp_path):
     runs, _ = reproduce_tables.read(here, arms, 0.5, there)
     found = [(run["arm"], run["seed"], run["path"].parent.name) for run in runs]
     assert found == [("grpo-mu4", 0, "there"), ("grpo-mu4", 1, "there"), ("mu_grpo", 0, "here")]
+    own, _ = reproduce_tables.read(there, arms, 0.5, there)
+    assert len(own) == 3  # none of them twice
     with pytest.raises(SystemExit, match="here: no run of grpo-mu4 in it"):
         reproduce_tables.read(there, arms, 0.5, here)
+    assert reproduce_tables.read(tmp_path / "nowhere", arms, 0.5, there) == ([], [])
 
 
 def test_the_quickest_stage_is_found_by_the_clock():
