@@ -31,7 +31,11 @@ def reference_logprobs(
     if not config.uses_reference:
         return None
     # With "start", the identity does not name the weights, but they follow from the run of the rollouts.
-    identity = {"source": config.reference.source, "dtype": config.model.compute_dtype}
+    identity = {
+        "source": config.reference.source,
+        "dtype": config.model.compute_dtype,
+        "temperature": config.training_temperature,
+    }
     own = ReferenceFolder(reference_folder(run.folder.folder, stage), identity, rollouts)
     if config.replay.run is not None:
         other = ReferenceFolder(reference_folder(to_path(config.replay.run), stage), identity, rollouts)

@@ -36,6 +36,9 @@ def rollouts(config: RunConfig) -> RolloutFolder:
         source = other_config.replay.run
         raise ConfigError(f"{other}: is itself a replay of {source} and has no rollouts; replay {source}")
     theirs, ours = _origin(other_config), _origin(config)
+    if config.replay.stage:  # the updates before it are counted, also for the learning rate
+        theirs["batch"]["updates_per_stage"] = other_config.batch.updates_per_stage
+        ours["batch"]["updates_per_stage"] = config.batch.updates_per_stage
     if not _from_the_model(config, other_config):
         theirs["lora"], ours["lora"] = (configs.to_dict(each.lora) for each in (other_config, config))
     differing = configs.differing_keys(theirs, ours)
@@ -110,6 +113,7 @@ def _origin(config: RunConfig) -> dict[str, Any]:
         "model": {name: whole["model"][name] for name in ("source", "tiny", "sampling_dtype")},
         "task": whole["task"],
         "sampling": whole["sampling"],
+        "environment": whole["environment"] if config.environment.name is not None else None,
         "warm_start": whole["warm_start"],
         "batch": {"responses_per_prompt": config.batch.responses_per_prompt},
         "track_drift": config.track_drift,

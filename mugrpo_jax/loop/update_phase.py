@@ -47,6 +47,7 @@ def optimise(
             advantage=config.advantage,
             aggregation=config.objective.settings["aggregation"],
             max_response=config.sampling.max_response_tokens,
+            max_length=config.objective.settings["max_length"],
             overlong_buffer=config.overlong_buffer,
             equal_groups=batch.equal_groups,
             parts=local_parts(run.setup.mesh),

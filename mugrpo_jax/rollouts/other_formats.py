@@ -30,14 +30,16 @@ def verl(row: Row) -> list[Candidate]:
     prompt = [token for token, kept in zip(prompt, attention[:split], strict=True) if kept]
     masks = {name: row.get(name) for name in ("response_mask", "loss_mask")}
     length, wrote = _written(masks | {"attention_mask": attention[split:]}, len(response))
-    scores = row.get("token_level_scores")
+    scores = row.get("token_level_scores")  # the reward is on the last token, which a tool may have written
+    if scores is not None:
+        scores = [score for score, kept in zip(scores, attention[split:]) if kept]
     return [
         Candidate(
             group=row.get("uid", tuple(prompt)),
             prompt=prompt,
             tokens=response[:length],
             logprobs=_cut(row.get("rollout_log_probs"), length, len(response)),
-            reward=_first(row.get("score"), None if scores is None else float(sum(scores[:length]))),
+            reward=_first(row.get("score"), None if scores is None else float(sum(scores))),
             problem=_text(row.get("uid")),
             mask=wrote,
         )

@@ -28,7 +28,8 @@ class ReferenceFolder:
     """The folder with the reference log-probs of one stage.
 
     Attributes:
-      identity: what determines the log-probs, beside the rollouts: the reference policy and the dtype.
+      identity: what determines the log-probs, beside the rollouts: the reference policy, the dtype
+        and the temperature.
       rollouts: the rollouts of the stage, which must be complete.
     """
 

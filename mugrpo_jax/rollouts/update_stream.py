@@ -68,6 +68,7 @@ def make_update(
     advantage: str,
     aggregation: str,
     max_response: int,
+    max_length: int | None = None,
     overlong_buffer: int = 0,
     equal_groups: str = "keep",
     read: ReadRows | None = None,
@@ -82,6 +83,7 @@ def make_update(
       advantage: how to compute advantages from rewards, one of `objectives.ADVANTAGE_KINDS`.
       aggregation: the objective's aggregation, one of `objectives.AGGREGATIONS`, to compute the denominator.
       max_response: the maximum number of tokens in a response.
+      max_length: L_max of the aggregation `constant`; None: `max_response`.
       overlong_buffer: DAPO's length penalty grows over the last `overlong_buffer` tokens; 0 means no penalty.
       equal_groups: what to do with groups whose rewards are all equal, one of `EQUAL_GROUPS`.
       read: reads the rows of the chosen `parts`, if `groups` are outlines without tokens; see `arrange`.
@@ -125,7 +127,7 @@ def make_update(
     }
     return Update(
         micro_batches=micro_batches,
-        denominator=_denominator(counted, aggregation, max_response),
+        denominator=_denominator(counted, aggregation, max_length or max_response),
         metrics=metrics | ({"overlong_penalty": float((shaped - rewards).mean())} if overlong_buffer else {}),
     )
 
@@ -153,10 +155,10 @@ def _choose_rows(
     return taken, taken if equal_groups == "drop" else everything
 
 
-def _denominator(rows: Sequence[Row], aggregation: str, max_response: int) -> float:
+def _denominator(rows: Sequence[Row], aggregation: str, max_length: int) -> float:
     lengths = np.array([row.written for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
-    budget = max_response if aggregation == "constant" else None
+    budget = max_length if aggregation == "constant" else None
     return float(objectives.denominator(mask, aggregation, max_length=budget))
 
 

@@ -11,7 +11,6 @@ float32 adapters travel, which each sampler merges into its own copy of the froz
 
 import contextlib
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from mugrpo_jax import distributed, models
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import absolute, make_folder, read_json_object, remove_folder, write_atomically
 from mugrpo_jax.models.sharding import placed
+from mugrpo_jax.models.weights import weights_fingerprint
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_setup import RunSetup
 from mugrpo_jax.tasks.own_functions import code_digests
@@ -114,7 +114,7 @@ class PublishedPolicies:
     @functools.cached_property
     def _frozen(self) -> str | None:
         frozen = self._setup.frozen()
-        return None if frozen is None else weights_digest(frozen)
+        return None if frozen is None else weights_fingerprint(frozen)[:12]
 
 
 def served_stages(config: RunConfig, policy_stage: int) -> list[int]:
@@ -125,25 +125,6 @@ def served_stages(config: RunConfig, policy_stage: int) -> list[int]:
     """
     near = range(policy_stage, min(policy_stage + config.batch.lag + 1, config.stages.stop))
     return [stage for stage in near if config.policy_stage(stage) == policy_stage]
-
-
-def weights_digest(params: Any) -> str:
-    """Return a hash of weights that does not depend on how they are split over devices."""
-    sums = [int(total) for total in jax.device_get(_sums(jax.tree.leaves(params)))]
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
-
-
-@jax.jit
-def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Add up the bits of each array as whole numbers, because such sums do not depend on their order."""
-
-    def total(leaf: jax.Array) -> jax.Array:
-        kind = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        bits = jax.lax.bitcast_convert_type(leaf, kind).astype(jnp.uint32)
-        columns = jnp.arange(1, 2 * leaf.shape[-1], 2, dtype=jnp.uint32) if leaf.ndim else jnp.uint32(1)
-        return (bits * columns).sum(dtype=jnp.uint32)
-
-    return [total(leaf) for leaf in leaves]
 
 
 def _dtype(setup: RunSetup) -> Any:

@@ -101,6 +101,7 @@ class UpdateStep:
             functools.partial(_apply, optimizer), donate_argnums=0, out_shardings=(shardings, None)
         )
         self._loss = loss
+        self._by_behavior = bool(behaviors)
         self._names: tuple[str, ...] | None = None
 
     def __call__(
@@ -121,8 +122,9 @@ class UpdateStep:
             prepare = self._programs.get("prepare", lambda: functools.partial(self.prepare, names=names))
             compute, gradient, metrics = prepare(state.params)
             batches: Iterable[dict[str, Any]] = (batch | frozen for batch in self.place(update.micro_batches))
-            # The statistics of an only micro-batch are those of the update; the objective computes them.
-            if self.statistics is not None and len(update.micro_batches) > 1:
+            # The statistics of an only micro-batch are those of the update; the objective computes them. But
+            # for the metrics of one behavior it would compute those of this behavior alone.
+            if self.statistics is not None and (len(update.micro_batches) > 1 or self._by_behavior):
                 batches = list(batches)
                 statistics = self.statistics(compute, batches)
             for batch in batches:

@@ -125,6 +125,32 @@ def test_a_7b_run_is_planned_on_small_devices(name, devices, memory):
     assert full.problem is not None and "LoRA (lora.rank=16), would help" in full.problem
 
 
+def test_a_replay_at_another_temperature_computes_the_reference_again(run, config):
+    """The weights are those of the reference policy, so the KL is 0, whatever the temperature is."""
+    knobs = "objective.knobs={kl_coef: 0.1, aggregation: constant, max_length: %s}"
+    change = [f"replay.run={run.parent / 'whole'}", "objective.temperature=0.5"]
+    first = {}
+    for length in (10, 40):
+        folder = run.parent / f"colder-{length}"
+        stages.train(configs.changed(config, [*change, knobs % length]), folder)
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        first[length] = next(line for line in lines if line["kind"] == "update")
+    assert abs(first[10]["reference_kl/tokens"]) < 1e-6 and (folder / "reference").exists()
+    assert first[10]["gap_max"] > 0.01  # the rollouts are warmer
+    ratio = first[10]["loss"] / first[40]["loss"]
+    assert ratio == pytest.approx(4, rel=1e-4)  # `max_length` is the knob of the objective
+
+
+def test_settings_that_count_in_a_replay_are_refused(run, config):
+    again = configs.changed(config, [f"replay.run={run}", "batch.updates_per_stage=4"])
+    again = configs.changed(again, ["batch.prompts_per_update=1"])
+    assert replay.rollouts(again).prompts == 4  # stage 0 in smaller updates
+    with pytest.raises(ConfigError, match=r"theirs: batch.updates_per_stage \(2 there, 4 here\)"):
+        replay.rollouts(configs.changed(again, ["replay.stage=1"]))
+    with pytest.raises(ConfigError, match=r"theirs: environment \(None there, {'name': 'calculator'"):
+        replay.rollouts(configs.changed(again, ["environment.name=calculator"]))
+
+
 def test_full_tuning_and_lora_replay_each_other_only_from_the_model(run, config):
     other = configs.changed(config, [f"replay.run={run}", "lora.rank=2"])
     assert replay.rollouts(other).prompts == 4

@@ -334,6 +334,7 @@ VERL = {"prompts": [0, 3], "responses": [5, 6, 0], "attention_mask": [0, 1, 1, 1
         ("verl", VERL | {"response_mask": [1, 0, 0]}, {"tokens": [5], "group": (3,), "reward": None}),
         ("verl", VERL | {"score": 2.0, "token_level_scores": [1.0]}, {"reward": 2.0, "tokens": [5, 6]}),
         ("verl", VERL | {"score": None, "token_level_scores": [1, 0, 9]}, {"reward": 1.0}),
+        ("verl", VERL | {"response_mask": [1, 0, 0], "token_level_scores": [0, 1, 9]}, {"reward": 1.0}),
         ("verl", VERL | {"loss_mask": [1, 0, 0]}, {"tokens": [5]}),
         ("trl", ROW | {"tool_mask": [0, 1], "completion_mask": [1, 1]}, {"mask": [False, True]}),
         ("trl", ROW | {"completion_mask": [1, 0]}, {"tokens": [5]}),

@@ -50,7 +50,7 @@ def weights():
 
 
 @functools.cache
-def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statistic):
+def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statistic, **more):
     axes = dict(zip(("data", "fsdp", "tensor"), shape))
     mesh = models.make_mesh(**axes, devices=jax.devices()[: np.prod(shape)])
     model = Bigram()
@@ -62,7 +62,7 @@ def step_of(shape=(1, 1, 1), objective=every_objective, statistics=every_statist
         *(model, objective, optimizer, mesh, training.StepOptions()),
         state=state,
         statistics=statistics,
-        diagnose=False,
+        **{"diagnose": False} | more,
     )
     return step, state
 
@@ -115,3 +115,19 @@ def test_the_statistics_are_those_of_the_update_or_of_each_micro_batch():
     programs = step.statistics
     sizes = programs.forward._cache_size(), programs.finish._cache_size()
     assert sizes == (1, 1)  # not compiled for the update in one micro-batch
+
+
+def test_metrics_of_a_behavior_have_the_statistics_of_the_update():
+    config = ObjectiveConfig("p3o")
+    step, state = step_of(
+        objective=config.build(), statistics=config.statistics(), diagnose=True, behaviors=("a", "b")
+    )
+    caps = []
+    for data in (update(100_000, 64), sorted_update()):  # in one micro-batch, and in several
+        numbered = [
+            batch | {"behavior": np.arange(len(batch["advantages"])) % 2} for batch in data.micro_batches
+        ]
+        _, metrics = step.gradient(state, dataclasses.replace(data, micro_batches=tuple(numbered)))
+        caps.append([float(metrics[f"cap/tokens{of}"]) for of in ("", "@a", "@b")])
+    assert 0 < caps[0][0] < 0.9
+    np.testing.assert_allclose(caps, caps[0][0], rtol=1e-5)
