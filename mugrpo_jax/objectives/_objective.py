@@ -180,7 +180,8 @@ def _check_coefficient(
     """Raise an error if a coefficient is negative, or is not 0 although its array was not given."""
     check_number(name, value)
     if array is None and known_number(value) != 0:
-        raise ValueError(f"{array_name} is None; {name}={value} needs an array {shape}")
+        shown = "a traced value" if isinstance(value, jax.core.Tracer) else value
+        raise ValueError(f"{array_name} is None; {name}={shown} needs an array {shape}")
 
 
 def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:

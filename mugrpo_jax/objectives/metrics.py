@@ -37,6 +37,9 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
     if not parts:
         raise ValueError("parts is empty; possible: the metrics of at least one micro-batch")
     values = [as_metrics(part) for part in parts]
+    for part in values:
+        if different := sorted(part.keys() ^ values[0].keys()):
+            raise ValueError(f"{different[0]!r} is not in all parts; possible: metrics of one objective")
     stacked = {key: jnp.stack([part[key] for part in values]) for key in parts[0]}
 
     def combine(key: str, values: jax.Array) -> jax.Array:
@@ -48,6 +51,8 @@ def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
         if "/" not in key:
             return values.sum()
         name, _, count = key.rpartition("/")
+        if count not in stacked:
+            raise ValueError(f"{key!r} is a mean over {count!r}, which is not in parts")
         counts = stacked[count]
         if name == "ess":
             return _combine_ess(values, stacked[f"ratio/{count}"], counts)

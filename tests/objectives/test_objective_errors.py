@@ -53,6 +53,12 @@ def test_wrong_numbers(message, name, knobs):
     refused(message, OBJECTIVES[name], TOKENS, TOKENS, ROWS, TOKENS, **knobs)
 
 
+def test_a_traced_coefficient_without_its_array():
+    message = "reference_logp is None; kl_coef=a traced value needs an array (4, 6)"
+    coefficient = jax.ShapeDtypeStruct((), jnp.float32)
+    refused(message, objectives.grpo, TOKENS, TOKENS, ROWS, TOKENS, kl_coef=coefficient)
+
+
 def test_concrete_arrays_count_as_numbers():
     with pytest.raises(ValueError, match="wrong way round"):
         objectives.grpo(*[jnp.zeros((1, 2))] * 4, clip_low=jnp.float32(2.0), clip_high=jnp.asarray(1.0))

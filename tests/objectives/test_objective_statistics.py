@@ -225,6 +225,15 @@ def test_diagnostics_of_micro_batches_combine(diagnose):
     assert len(averages) == 7
 
 
+def test_metrics_that_do_not_belong_together_are_refused(diagnose):
+    whole = diagnose(*random_batch(5))
+    with pytest.raises(ValueError, match="'drift' is not in all parts; possible: metrics of one objective"):
+        objectives.combine_metrics([whole, whole | {"drift": 1.0}])
+    means = {key: value for key, value in whole.items() if "/" in key}
+    with pytest.raises(ValueError, match=r"is a mean over '.*', which is not in parts"):
+        objectives.combine_metrics([means, means])
+
+
 def test_triggers_by_sign_and_the_pull_behind_the_first_one(diagnose):
     """Two wrong responses, one with triggers; a right one with a trigger; one of advantage 0."""
     ratio, advantages, mask = np.ones(SHAPE), np.zeros(SHAPE[0]), np.zeros(SHAPE, bool)
