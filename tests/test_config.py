@@ -89,6 +89,7 @@ def test_only_what_decides_rollouts_is_in_their_fingerprint(file):
         ("checkpoints.every=0", "checkpoints.every: must be at least 1, got 0"),
         ("sampling.temperature=0", "sampling.temperature: must be above 0, got 0.0"),
         ("model.tiny.num_heads=0", "model.tiny.num_heads: must be at least 1, got 0"),
+        ("model.tiny.num_kv_heads=3", "model.tiny.num_kv_heads: 3 does not divide model.tiny.num_heads=4"),
         ("model.tiny.num_heads=5", "model.tiny.num_heads: twice 5 must divide model.tiny.hidden_size=128"),
         ("replay.stage=3", "replay.stage: 3 is not one of the 3 stages"),
         ("seed=9223372036854775808", "seed: must be at most 9223372036854775807, got 9223372036854775808"),

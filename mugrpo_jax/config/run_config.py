@@ -56,7 +56,9 @@ class RunConfig(Section):
     sampling: SamplingSection = setting(SamplingSection(), "how responses are sampled")
     batch: BatchSection = setting(BatchSection(), "batch sizes")
     objective: ObjectiveConfig = setting(ObjectiveConfig(), "the loss and its settings")
-    advantage: Literal["std", "mean", "rloo", "batch_std"] = setting("std", "how rewards become advantages")
+    advantage: Literal["std", "mean", "rloo", "batch_std"] = setting(
+        "std", "how rewards become advantages; Dr. GRPO (objective.name: dr_grpo) is meant to have mean"
+    )
     overlong_buffer: int = setting(
         0,
         "length penalty of DAPO: it grows from 0 to 1 over this many tokens before "
@@ -126,6 +128,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"model.tiny.num_heads: twice {self.model.tiny.num_heads} must divide "
                 f"model.tiny.hidden_size={self.model.tiny.hidden_size}"
+            )
+        if self.model.tiny.num_heads % self.model.tiny.num_kv_heads:
+            raise ConfigError(
+                f"model.tiny.num_kv_heads: {self.model.tiny.num_kv_heads} does not divide "
+                f"model.tiny.num_heads={self.model.tiny.num_heads}"
             )
         if batch.lag >= batch.stages:
             raise ConfigError(

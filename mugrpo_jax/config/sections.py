@@ -278,7 +278,7 @@ class EvaluationSection(Section):
 class CheckpointsSection(Section):
     """When checkpoints are saved and which are kept."""
 
-    every: int = setting(64, "updates between checkpoints; each stage also ends with one", least=1)
+    every: int = setting(64, "updates between checkpoints; the end of the run is saved too", least=1)
     keep_last: int = setting(2, "number of newest checkpoints to keep", least=1)
     keep_best: int = setting(1, "number of checkpoints with the best held-out accuracy to keep", least=0)
     keep_stage_starts: bool = setting(False, "keep the checkpoint before every stage, for `mugrpo replay`")

@@ -61,7 +61,8 @@ def dry_run(
         checked, lengths = check_problems(config, task, tokenizer)
         environment = check_environment(config, tokenizer, checked.train)
         reward = check_reward(config, checked)
-        for line in filter(None, [shared_problems(checked), lengths, environment, reward]):
+        notes = shared_problems(checked), lengths, environment, reward, unusual_advantage(config)
+        for line in filter(None, notes):
             say(line)
     sources = {} if task is None else task.sources
     if not overwrite:
@@ -73,6 +74,17 @@ def dry_run(
     if task is not None and (changed := changed_code(folder, code_digests(config.own_functions))):
         say(changed)
     return "the data on the Hub" if task is None else ""
+
+
+def unusual_advantage(config: RunConfig) -> str:
+    """Return a line if the objective is defined with other advantages than the config has; else "".
+
+    >>> unusual_advantage(RunConfig())
+    ''
+    """
+    if config.objective.name != "dr_grpo" or config.advantage == "mean":
+        return ""
+    return f"advantage   Dr. GRPO is meant to have advantage: mean; this run has {config.advantage}"
 
 
 def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple[Task, str]:

@@ -43,9 +43,16 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
         raise ValueError(f"mesh: sizes must be positive with at most one -1, got {_describe(sizes)}")
     if free:
         known = math.prod(size for size in sizes if size != -1)
+        if len(devices) % known:
+            raise ValueError(
+                f"mesh: {_describe(sizes)} does not fit: {known} does not divide the {len(devices)} devices"
+            )
         sizes[free[0]] = len(devices) // known
     if math.prod(sizes) != len(devices):
-        raise ValueError(f"mesh: {_describe(sizes)} does not multiply to the {len(devices)} devices")
+        raise ValueError(
+            f"mesh: {_describe(sizes)} does not multiply to the {len(devices)} devices; "
+            "one of the three may be -1, which takes all that are left"
+        )
     return Mesh(device_grid(sizes, devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 

@@ -76,6 +76,9 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused_with_the_numbers(chang
 def test_a_mesh_must_multiply_to_the_devices():
     with pytest.raises(ValueError, match="data=3 × fsdp=1 × tensor=1 does not multiply to the 8 devices"):
         models.make_mesh(data=3)
+    with pytest.raises(ValueError, match=r"data=-1 × fsdp=3 .* fit: 3 does not divide the 8 devices"):
+        models.make_mesh(data=-1, fsdp=3)
+    assert dict(models.make_mesh(data=-1, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
     with pytest.raises(ValueError, match="at most one -1"):
         models.make_mesh(data=-1, fsdp=-1)
     assert dict(models.make_mesh(fsdp=-1, tensor=2).shape) == {"data": 1, "fsdp": 4, "tensor": 2}
