@@ -6,6 +6,7 @@ All rows are checked before anything is written. They are kept in memory, 8 byte
 import collections
 import dataclasses
 import hashlib
+import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -200,15 +201,17 @@ def _write(
     if left_out:
         identity["left_out"] = left_out + identity.get("left_out", 0)
     per_shard = (facts or {}).get("prompts_per_shard") or _PROMPTS_PER_SHARD
-    temporary = out.with_name(out.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of an import that was interrupted
+    temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")
     stage = RolloutFolder(temporary, identity, len(groups), per_shard)
-    for shard in range(stage.shards):
-        stage.write_shard(shard, [groups[index] for index in stage.shard_prompts(shard)])
-    stage.commit()
-    if out.exists():
-        out.rmdir()
-    temporary.rename(out)
+    try:
+        for shard in range(stage.shards):
+            stage.write_shard(shard, [groups[index] for index in stage.shard_prompts(shard)])
+        stage.commit()
+        if out.exists():
+            out.rmdir()
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after an error
     return dataclasses.replace(stage, folder=out)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from mugrpo_jax.files import flush
 from mugrpo_jax.rollouts.rollout_folder import RolloutError
 
-FORMATS = ("jsonl", "parquet")
 _ROWS = 256  # in one row group of a Parquet file, so that neither side holds the whole file in memory
 
 

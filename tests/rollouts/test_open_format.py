@@ -210,14 +210,14 @@ def test_a_bad_row_is_refused_by_file_and_line_or_left_out_and_counted(tmp_path,
     last = bad if isinstance(bad, str) else ROW | bad
     path = write(tmp_path, *SECOND, ROW, OTHER, last)
     (tmp_path / "stage.tmp").mkdir()
-    (tmp_path / "stage.tmp" / "shard-00001.json").write_text("of an import that was killed")
+    (tmp_path / "stage.tmp" / "mine.txt").write_text("the user's")
     with pytest.raises(RolloutError, match=rf"rows\.jsonl:5: {reason}.*; mend it, or leave such rows out"):
         import_rollouts([path], tmp_path / "stage", **VOCABULARY)
     assert not (tmp_path / "stage").exists()
     found = import_rollouts([path], tmp_path / "stage", skip_bad=True, **VOCABULARY)
     assert (found.responses, sum(found.left_out.values())) == (4, 1) and "rows.jsonl:5" in str(found)
     assert found.stage.identity["left_out"] == 1
-    assert not (tmp_path / "stage" / "shard-00001.json").exists()
+    assert sorted(item.name for item in tmp_path.glob("*.tmp*/*")) == ["mine.txt"]
     with pytest.raises(RolloutError, match=r"rows\.jsonl: exists already"):
         import_rollouts([path], path, **VOCABULARY)
 
