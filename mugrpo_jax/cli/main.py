@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
@@ -88,6 +89,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
             drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
             return 0
+        if os.environ.get("MUGRPO_TRACEBACK"):
+            traceback.print_exc()
         print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0

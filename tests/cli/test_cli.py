@@ -253,6 +253,14 @@ def test_a_closed_pipe_ends_no_work(run, tmp_path, closed_pipe, monkeypatch):
     assert len(list((tmp_path / "open").glob("stage-*"))) == CONFIG["batch"]["stages"]
 
 
+def test_the_place_of_an_error_in_the_code_is_printed_on_request(command, monkeypatch):
+    monkeypatch.setenv("MUGRPO_TRACEBACK", "1")
+    code, _, error = command("train", "no_such_config.yaml")
+    first, *_, last = error.strip().split("\n")
+    assert (code, first) == (2, "Traceback (most recent call last):")
+    assert last.startswith("mugrpo: ") and "no_such_config.yaml" in last
+
+
 def test_a_broken_pipe_to_another_process_is_an_error(run, refused, monkeypatch):
     def broken(arguments):
         raise BrokenPipeError(32, "Broken pipe")
