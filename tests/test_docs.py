@@ -1,5 +1,6 @@
 """The documentation says what is true: its links, commands, config keys, paths and Python blocks."""
 
+import ast
 import dataclasses
 import importlib
 import re
@@ -245,6 +246,23 @@ def test_links_out_of_the_documentation_lead_to_pages_of_the_site():
     assert shown == (
         f"[one](notebooks/1_method.md) [two](../notebooks/2_losses.md) `veto.py` [`veto_mask`]({place}) run"
     )
+
+
+def test_the_architecture_page_lists_the_imports_of_every_room():
+    package, found = ROOT / "mugrpo_jax", {}
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [f"{node.module}.{alias.name}" for alias in node.names] if names else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            rooms = {name.split(".")[1] for name in names if name.startswith("mugrpo_jax.")}
+            found.setdefault(room, set()).update(rooms - {room})
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|$", page[page.index("## Who imports whom") :], re.M))
+    assert {path.parent.name for path in package.glob("*/__init__.py")} | {"toy"} == listed.keys()
+    for room, text in listed.items():
+        assert set(re.findall(r"`(\w+)`", text)) == found.get(room, set()) & listed.keys(), room
 
 
 def test_the_architecture_page_lists_the_files_of_every_room():

@@ -92,12 +92,6 @@ class History:
         return self.config.objective.settings.get("veto", "none") != "none"
 
     @property
-    def boundaries(self) -> list[int]:
-        """Return the number of updates done before each stage, without the first stage."""
-        mu = self.config.batch.updates_per_stage
-        return [stage * mu for stage in self.config.stages[1:]]
-
-    @property
     def done(self) -> int:
         """Return the number of updates done so far."""
         return self.updates[-1]["updates"] if self.updates else 0
