@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from reproduce_rates import TRIGGERED
+from reproduce_rates import TRIGGERED, collapsed
 from reproduce_regimes import Run
 from reproduce_settings import SETTINGS, setting
 
@@ -71,7 +71,8 @@ def draw_methods(runs: Sequence[Run], path: Path) -> None:
     for column, rate in enumerate(columns):
         same = [run for run in runs if run["rate"] == rate]
         _draw_panels(axes[:, column], panels, same, METHODS, _seeds(runs))
-        axes[0, column].set_title(f"learning rate {rate:g}", fontsize=10)
+        title = "\n".join(filter(None, [f"learning rate {rate:g}", _rescue(same)]))
+        axes[0, column].set_title(title, fontsize=10)
         axes[1, column].set_xlabel("updates")
     for axis, label in zip(axes[:, 0], panels, strict=True):
         axis.set_ylabel(label)
@@ -92,20 +93,23 @@ def draw_side_by_side(runs: Sequence[Run], path: Path) -> None:
         axis.set_xlabel("updates" if later else "updates on one generation")
         for start in later:
             axis.axvline(start, linestyle=":", linewidth=1, color="0.6")
+    if rescue := _rescue(runs):
+        figure.suptitle(rescue.capitalize(), fontsize=11)
     _finish(figure, path)
 
 
 def draw_scopes(runs: Sequence[Run], path: Path) -> None:
     """What the veto removes, at the highest learning rate: accuracy on the left, triggers on the right."""
     rate = _rates(run for run in runs if run["arm"] in SCOPES.keys() - METHODS.keys())[-1]
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     panels = list(PANELS)[:2]
     same = [run for run in runs if run["rate"] == rate]
     _draw_panels(axes, panels, same, SCOPES, _seeds(same))
     for axis, label in zip(axes, panels, strict=True):
         axis.set_ylabel(label)
         axis.set_xlabel("updates on one generation")
-    figure.suptitle(f"Scopes of the veto, learning rate {rate:g}", fontsize=10)
+    counts = [f"{label} {count}" for arm, label in SCOPES.items() if (count := _collapses(same, arm))]
+    figure.suptitle(f"Collapsed at {rate:g}: {', '.join(counts)}", fontsize=10)
     _finish(figure, path)
 
 
@@ -125,6 +129,18 @@ def draw_settings(runs: Sequence[Run], path: Path) -> None:
     _finish(figure, path)
 
 
+def _rescue(runs: Sequence[Run]) -> str:
+    """How many runs collapse without the veto, and with it; "" if one of the two was not run."""
+    without, with_veto = _collapses(runs, "relaxed-no-veto"), _collapses(runs, "mu_grpo")
+    return f"without the veto {without} runs collapse, with it {with_veto}" if without and with_veto else ""
+
+
+def _collapses(runs: Sequence[Run], arm: str) -> str:
+    """How many runs of an arm collapse, such as "2 of 3"; "" without a run."""
+    gone = [collapsed(run) for run in runs if run["arm"] == arm]
+    return f"{sum(gone)} of {len(gone)}" if gone else ""
+
+
 def _rates(runs: Iterable[Run]) -> list[float]:
     return sorted({run["rate"] for run in runs})
 
@@ -142,7 +158,7 @@ def _draw_panels(
         style = "--" if len(same) == 1 and seeds > 1 else "-"
         for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
             if points == "bins":
-                axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+                axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm], style)
 
 

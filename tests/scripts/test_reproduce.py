@@ -786,7 +786,7 @@ def test_draw_compares_runs_by_the_length_of_stages(tmp_path, capsys):
     shutil.copy(ROOT / "docs" / "results" / "quickstart_mu" / "law.jsonl", tmp_path)
     reproduce_draw.draw(tmp_path, list(reproduce.ARMS), level=0.5)
     shown = capsys.readouterr().out
-    assert shown.count("| objective | µ = 4 | µ = 16 | µ = 64 | µ = 256 |") == 1
+    assert shown.count("| objective | η | µ = 4 | µ = 16 | µ = 64 | µ = 256 |") == 1
     assert [path.name for path in tmp_path.glob("*.png")] == ["stages.png"]
     assert (tmp_path / "stages.png").stat().st_size > 10_000
 
@@ -808,25 +808,25 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
     rows += [row("grpo", 64, 0.6, 0.1, 0.1, collapse=40), row("mu_grpo", 64, 0.9, 0.9, 0.9)]
     assert reproduce_stages.are(rows)
     assert not reproduce_stages.are([]) and not reproduce_stages.are(rows[:1])
-    assert not reproduce_stages.are([*rows, row("grpo", 4, 0.1, rate=0.25)])
+    assert not reproduce_stages.are([row for row in rows if row["objective"] == "grpo"])
     assert not reproduce_stages.are([*rows, row("grpo", 16, 0.1)])  # µ-GRPO was not run with this µ
     assert not reproduce_stages.are([*rows, row("grpo", 4, 0.1) | {"updates": 128}])
     assert not reproduce_stages.are([*rows, row("grpo", 128, 0.1, stage=64)])  # with a lag
     assert list(reproduce_stages.table(rows)) == [
-        "| objective | µ = 4 | µ = 64 |",
-        "|---|---|---|",
-        "| grpo | 0.800 (0.800) | 0.283 (0.300, 0.267; 1 of 2 collapsed) |",
-        "| mu_grpo | 0.600 (0.600) | 0.900 (0.900) |",
+        "| objective | η | µ = 4 | µ = 64 |",
+        "|---|---|---|---|",
+        "| grpo | 0.5 | 0.800 (0.800) | 0.283 (0.300, 0.267; 1 of 2 collapsed) |",
+        "| mu_grpo | 0.5 | 0.600 (0.600) | 0.900 (0.900) |",
     ]
     assert list(reproduce_stages.table(rows[:2]))[2:] == [
-        "| grpo | – | 0.300 (0.300) |",
-        "| mu_grpo | 0.600 (0.600) | – |",
+        "| grpo | 0.5 | – | 0.300 (0.300) |",
+        "| mu_grpo | 0.5 | 0.600 (0.600) | – |",
     ]
     made = [{"reward": 0.25, "equal_groups": 0.5}, {"reward": 0.75, "equal_groups": 0.125}]
     known = [row("grpo", 32, 0.1) | {"seed": 3, "generations": made}, rows[0] | {"generations": made * 8}]
     known.append(rows[1] | {"generations": made[:1]})  # a single generation says nothing new
     assert list(reproduce_stages.generations([*rows, *known]))[2:] == [
-        "| grpo | 32 | 3 | 0.250, 0.750 | 50 %, 12 % |",
+        "| grpo | 0.5 | 32 | 3 | 0.250, 0.750 | 50 %, 12 % |",
     ]
     assert list(reproduce_stages.generations(rows)) == []  # files of earlier grids do not have this
     figure, axis = plt.subplots()
@@ -838,6 +838,24 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
     assert np.allclose(hollow, [[64, 0.8 / 3]])
     (start,) = (line for line in axis.get_lines() if line.get_linestyle() == "--")
     assert start.get_ydata() == pytest.approx([0.2, 0.2])
+    assert axis.get_title() == "µ = 64: narrow clip 0.28, µ-GRPO 0.90 (learning rate 0.5)"
+    plt.close(figure)
+
+    slower = [row("grpo", 4, 0.6, rate=0.25), row("grpo", 64, 0.7, rate=0.25)]
+    slower += [row("mu_grpo", 4, 0.8, rate=0.25), row("mu_grpo", 64, 0.1, rate=0.25)]
+    assert reproduce_stages.are([*rows, *slower])
+    assert list(reproduce_stages.table([*rows, *slower]))[2:] == [
+        "| grpo | 0.25 | 0.400 (0.400) | **0.450** (0.450) |",
+        "| grpo | 0.5 | **0.800** (0.800) | 0.283 (0.300, 0.267; 1 of 2 collapsed) |",
+        "| mu_grpo | 0.25 | 0.500 (0.500) | 0.150 (0.150) |",
+        "| mu_grpo | 0.5 | **0.600** (0.600) | **0.900** (0.900) |",
+    ]
+    assert list(reproduce_stages.table([*rows, *slower[1:]]))[2].startswith("| grpo | 0.25 | – | **0.450**")
+    figure, axis = plt.subplots()
+    reproduce_stages.plot(axis, [*rows, *slower])
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
+    assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.45)]]
+    assert axis.get_title().endswith("narrow clip 0.45, µ-GRPO 0.90 (each at the best of 2 learning rates)")
     plt.close(figure)
 
 
@@ -854,3 +872,18 @@ def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
         styles = {line.get_label(): line.get_linestyle() for line in axis.get_lines()}
         assert (styles["several"], styles["one"]) == ("-", style)
     plt.close(figure)
+
+
+def test_titles_of_figures_count_the_runs_that_collapse():
+    def run(arm, *accuracy):
+        return {"arm": arm, "evaluations": [{"updates": u, "accuracy": a} for u, a in enumerate(accuracy)]}
+
+    runs = [
+        run("relaxed-no-veto", 0.2, 0.3, 0.1),
+        run("relaxed-no-veto", 0.2, 0.1, 0.3),
+        run("grpo-stale", 0.2),
+    ]
+    assert reproduce_rates_figures._rescue(runs) == ""
+    runs.append(run("mu_grpo", 0.2, 0.3, 0.2))
+    title = "without the veto 1 of 2 runs collapse, with it 0 of 1"
+    assert reproduce_rates_figures._rescue(runs) == title
