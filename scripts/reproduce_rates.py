@@ -13,7 +13,7 @@ LAST = 3  # evaluations whose mean is the end of a run; one of them has a standa
 def tables(runs: Sequence[Run]) -> Iterable[str]:
     """The curve of every run, the end of every arm with its spread over seeds, then what explains them."""
     yield from [*_curve_table(runs), "", *_end_table(runs), ""]
-    for explain in (_earlier_end_table, _collapse_table, _stage_table):
+    for explain in (_summary_table, _earlier_end_table, _collapse_table, _stage_table):
         if lines := list(explain(runs)):
             yield from [*lines, ""]
 
@@ -76,6 +76,29 @@ def _end_table(runs: Sequence[Run]) -> Iterable[str]:
             *(", ".join(f"{value:.3f}" for value in ends), f"{lowest:.3f}"),
             *(f"{sum(map(collapsed, same))} of {len(same)}", f"{100 * most:.0f} %"),
         )
+
+
+def _summary_table(runs: Sequence[Run]) -> Iterable[str]:
+    """The ends once more, over the learning rates: mean, lowest and highest seed, how many collapsed.
+
+    A cell with fewer seeds than the others says so.
+    """
+    rates = sorted({run["rate"] for run in runs})
+    if len(rates) == 1:
+        return
+    seeds = len({run["seed"] for run in runs})
+    yield f"| arm | {' | '.join(f'η = {rate:g}' for rate in rates)} |"
+    yield f"|{'---|' * (1 + len(rates))}"
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        cells = []
+        for rate in rates:
+            same = [run for run in runs if (run["rate"], run["arm"]) == (rate, arm)]
+            ends, gone = [end(run) for run in same], sum(map(collapsed, same))
+            spread = f" ({min(ends):.3f}–{max(ends):.3f})" if len(ends) > 1 else ""
+            lost = f", {gone} of {len(same)} collapsed" if gone else ""
+            few = f", {len(same)} of {seeds} seeds" if len(same) < seeds else ""
+            cells.append(f"{np.mean(ends):.3f}{spread}{few}{lost}" if same else "–")
+        yield row_of(arm, *cells)
 
 
 def end(run: Run) -> float:

@@ -317,6 +317,20 @@ def test_it_is_shown_which_runs_had_collapsed_before_their_end():
     assert not list(reproduce_rates._earlier_end_table(runs[-1:]))
 
 
+def test_the_ends_over_the_rates_have_the_spread_of_the_seeds_and_the_collapses():
+    runs = [
+        rated("mu_grpo", 0, [0.1, 0.3, 0.3, 0.3], 0.5),
+        rated("mu_grpo", 1, [0.1, 0.2, 0.2, 0.2], 0.4),
+        rated("mu_grpo", 0, [0.4, 0.1, 0.1, 0.1], 0.5) | {"rate": 4e-5},
+        rated("grpo-stale", 1, [0.2, 0.2, 0.2, 0.2], 0.4) | {"rate": 4e-5},
+    ]
+    assert list(reproduce_rates._summary_table(runs))[2:] == [
+        "| mu_grpo | 0.250 (0.200–0.300) | 0.100, 1 of 2 seeds, 1 of 1 collapsed |",
+        "| grpo-stale | – | 0.200, 1 of 2 seeds |",
+    ]
+    assert not list(reproduce_rates._summary_table(runs[:2]))
+
+
 def test_a_run_that_collapses_has_its_diagnostics_and_a_stage_its_reward_and_drift():
     run = rated("mu_grpo", 0, [0.4, 0.4, 0.1], 0.5, mu=32)
     run["evaluations"][-1]["truncated"] = 0.98
