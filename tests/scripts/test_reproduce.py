@@ -480,7 +480,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
 
-PAGES = ("results.md", "results-short-responses.md", "results-tables.md")
+PAGES = tuple(f"results{name}.md" for name in ("", "-chains", "-law", "-short-responses", "-tables"))
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?")
 QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstart_slower_again"]
 
@@ -488,27 +488,28 @@ QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstar
 @pytest.mark.parametrize(
     ("begin", "end", "folders"),
     [
-        ("## Chains: one generation", "### Stages of 1,024", ["chains"]),
-        ("### Stages of 1,024", "### Time to the same", ["chains_long", "chains_long_first"]),
-        ("## The quickstart", "### How stale may", QUICKSTARTS),
-        ("### How stale may", "## Times", ["quickstart_mu"]),
+        ("## Chains: one generation", "## The quickstart", ["chains"]),
+        ("## One generation, three", "## Stages of 1,024", ["chains"]),
+        ("## Stages of 1,024", "## Time to the same", ["chains_long", "chains_long_first"]),
+        ("## The quickstart", "## How stale may", QUICKSTARTS),
+        ("## How stale may", "## Time", ["quickstart_mu"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
-        ("On GSM8K, likewise", "## The law with a lag", ["gsm8k"]),
-        ("## The law with a lag", "### The law with larger", ["lag"]),
-        ("### The law with larger", "### The law on chains", ["lag-large"]),
-        ("### The law on chains", "## Responses of other policies", ["lag-chains"]),
+        ("On GSM8K, likewise", "## The staleness law", ["gsm8k"]),
+        ("## The law with a lag", "## The law with larger", ["lag"]),
+        ("## The law with larger", "## The law on chains", ["lag-large"]),
+        ("## The law on chains", "", ["lag-chains"]),
         ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
         ("`docs/results/quickstart`:", "## The law with a lag", QUICKSTARTS),
         ("`docs/results/lag`)", "## The law with larger", ["lag"]),
         ("`docs/results/lag-large`)", "## The law on chains", ["lag-large"]),
         ("`docs/results/lag-chains`)", "", ["lag-chains"]),
         ("## Responses of other policies", "## LoRA on chains", ["settings"]),
-        ("## LoRA on chains", "## Short responses", ["chains_lora"]),
+        ("## LoRA on chains", "", ["chains_lora"]),
         ("### What came out", "### Five times", ["."]),
         ("### Five times", "## The same on a laptop", ["rate-5e-6", "rate-5e-6-again"]),
         ("At the learning rate of the config", "At four times that", ["laptop"]),
         ("At four times that", "With four stages", ["laptop-2e-4"]),
-        ("With four stages", "## The staleness law", ["laptop-mu64"]),
+        ("With four stages", "## Times", ["laptop-mu64"]),
         ("## The staleness law", "", ["."]),
     ],
 )
@@ -558,14 +559,29 @@ def test_each_line_about_equal_accuracy_is_one_that_draw_prints(tmp_path, monkey
         printed[folder] = cells(capsys.readouterr().out.splitlines())
     everything = [row for rows in printed.values() for row in rows]
     marks = {"": fresh.name, "µ = 64": fresh.name} | {f"µ = {µ}": f"chains_small_mu{µ}" for µ in (32, 16)}
-    page = (ROOT / "docs" / "results.md").read_text()
-    section = page[page.index("### Time to the same") : page.index("## The quickstart")]
+    page = (ROOT / "docs" / "results-chains.md").read_text()
+    section = page[page.index("## Time to the same") : page.index("## Responses of")]
     pairs = [row for row in cells(section.splitlines()) if row[0] in reproduce.ARMS]
     assert len(pairs) == 12 and all(row in everything for row in pairs)
     curves = [row for row in cells(section.splitlines()) if row[0] in marks and row[1] in reproduce.ARMS]
     assert len(curves) == 6
     for mark, arm, rate, seed, *curve in curves:
         assert [arm, rate, seed, "–", *curve] in printed[marks[mark]]
+
+    overview = (ROOT / "docs" / "results.md").read_text()
+    ends = cells(
+        overview[overview.index("## Chains: one") : overview.index("## The quickstart")].splitlines()
+    )
+    assert len(ends) == 11 and all(row in printed["chains"] for row in ends)
+    speeds = {}  # of stale data, per update and to the same accuracy, by prompts per update and µ
+    for arm, prompts, µ, *_, per_update, _, _, to_accuracy, _, _ in pairs:
+        if arm == "mu_grpo":
+            speeds.setdefault((prompts, µ), []).append((per_update.rstrip("×"), to_accuracy.rstrip("×")))
+    times = cells(overview[overview.index("## Time\n") : overview.index("## The law")].splitlines())
+    shown = {(prompts, µ): (*parts, seeds) for task, prompts, µ, *parts, seeds in times if task == "chains"}
+    assert shown == {
+        key: (*(", ".join(part) for part in zip(*found)), str(len(found))) for key, found in speeds.items()
+    }
 
 
 def test_a_long_run_of_the_grid_is_thinned():
