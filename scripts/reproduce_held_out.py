@@ -1,5 +1,6 @@
 """Limits of the staleness law that are fitted to some runs and checked on runs that were not fitted."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -67,15 +68,14 @@ def pairs_table(rows: Sequence[Run]) -> Iterable[str]:
         {(row["learning_rate"], row["mu"], row["seed"]): row["collapse"] is not None for row in found}
         for found in (_by_objective(rows).get(name, []) for name in ("mu_grpo", "relaxed-no-veto"))
     )
-    both = with_veto.keys() & without.keys()
+    both = sorted(with_veto.keys() & without.keys())
     if both:
-        yield "| η | pairs | collapsed: mu_grpo | relaxed-no-veto |"
-        yield "|---|---|---|---|"
-    for rate in sorted({rate for rate, _, _ in both}):
-        same = [pair for pair in both if pair[0] == rate]
-        yield row_of(
-            f"{rate:g}", len(same), *(sum(found[pair] for pair in same) for found in (with_veto, without))
-        )
+        yield f"| η | {lag_of(rows)} | pairs | collapsed: mu_grpo | relaxed-no-veto |"
+        yield "|---|---|---|---|---|"
+    for (rate, lag), same in itertools.groupby(both, key=lambda pair: pair[:2]):
+        pairs = list(same)
+        gone = (sum(found[pair] for pair in pairs) for found in (with_veto, without))
+        yield row_of(f"{rate:g}", lag, len(pairs), *gone)
 
 
 def order_table(rows: Sequence[Run]) -> Iterable[str]:

@@ -654,7 +654,7 @@ def test_the_veto_is_compared_on_runs_of_the_same_age_rate_and_seed():
         *(row("mu_grpo", 16, 3e-5, 1, 9), row("relaxed-no-veto", 16, 3e-5, 1, None)),
     ]
     _, _, *lines = reproduce_held_out.pairs_table(pairs)
-    assert lines == ["| 1e-05 | 2 | 1 | 2 |", "| 3e-05 | 1 | 1 | 0 |"]
+    assert lines == ["| 1e-05 | 16 | 1 | 0 | 1 |", "| 1e-05 | 64 | 1 | 1 | 1 |", "| 3e-05 | 16 | 1 | 1 | 0 |"]
     assert not list(reproduce_held_out.pairs_table(pairs[::2]))  # nothing to compare
 
 
