@@ -51,7 +51,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float, fresh: Path | None
         _draw_accuracy(runs, results / "accuracy.png")
         _draw_staleness(runs, results / "staleness.png")
     if stages.are(grid):
-        _draw_stages(grid, results / "stages.png")
+        _draw_stages(grid, results)
     if len({row["learning_rate"] for row in grid}) > 1:
         _draw_law(grid, results / "law.png")
         if lag_of(grid) == "µ":  # else stages are short, and the drift begins anew in each
@@ -169,9 +169,16 @@ def _finish(figure: Figure, legend: list[Line2D], path: Path) -> None:
 # -- the length of stages
 
 
-def _draw_stages(rows: Sequence[Run], path: Path) -> None:
+def _draw_stages(rows: Sequence[Run], folder: Path) -> None:
+    """Draw the ends over µ, and over the learning rate where several were tried."""
     figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
-    _finish(figure, stages.plot(axis, rows), path)
+    _finish(figure, stages.plot(axis, rows), folder / "stages.png")
+    if lengths := stages.tuned(rows):
+        width = 2 + 5 * len(lengths)
+        figure, axes = plt.subplots(
+            1, len(lengths), figsize=(width, 3.8), squeeze=False, layout="constrained"
+        )
+        _finish(figure, stages.plot_rates(axes[0], rows), folder / "rates.png")
 
 
 # -- the law

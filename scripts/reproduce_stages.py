@@ -1,7 +1,8 @@
 """How stale may the data be? Runs with several µ, the updates on one generation, and learning rates."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import reproduce_rates_figures as figures
@@ -30,12 +31,14 @@ def are(rows: Sequence[Run]) -> bool:
 def table(rows: Sequence[Run]) -> Iterable[str]:
     """The end of every objective for each µ and η: mean, all seeds, and how many collapsed.
 
-    With several learning rates the best one of each objective and µ is bold.
+    The best of several learning rates is bold.
     """
     lengths, rates = _lengths(rows), _rates(rows)
     yield f"| objective | η | {' | '.join(f'µ = {mu}' for mu in lengths)} |"
     yield f"|{'---|' * (2 + len(lengths))}"
     for name, rate in itertools.product(_objectives(rows), rates):
+        if not any(_same(rows, name, mu, rate) for mu in lengths):
+            continue
         cells = []
         for mu in lengths:
             same = _same(rows, name, mu, rate)
@@ -43,7 +46,8 @@ def table(rows: Sequence[Run]) -> Iterable[str]:
             gone = sum(row["collapse"] is not None for row in same)
             seeds = ", ".join(f"{value:.3f}" for value in ends)
             lost = f"; {gone} of {len(same)} collapsed" if gone else ""
-            mark = "**" if len(rates) > 1 and rate == _best_rate(rows, name, mu) else ""
+            several = len(_rates(_same(rows, name, mu))) > 1
+            mark = "**" if several and rate == _best_rate(rows, name, mu) else ""
             cells.append(f"{mark}{np.mean(ends):.3f}{mark} ({seeds}{lost})" if same else "–")
         yield row_of(name, f"{rate:g}", *cells)
 
@@ -61,49 +65,101 @@ def generations(rows: Sequence[Run]) -> Iterable[str]:
 
 
 def plot(axis: Axes, rows: Sequence[Run]) -> list[Line2D]:
-    """Draw the end of the runs over µ, and return the legend.
+    """Draw the end of the runs over µ, at the learning rate that ends highest; return the legend.
 
-    With several learning rates each objective has its best one at each µ. A mark is a run, hollow if it
+    Only rates are used that all objectives have at all µ, if there are any. A mark is a run, hollow if it
     collapsed. The lines go through the means over seeds.
     """
     lengths = _lengths(rows)
-    lines: list[Line2D] = []
+    rows = _at_shared_rates(rows)
+    lines = []
     for name in _objectives(rows):
-        color, label = figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]]
         best = {mu: _same(rows, name, mu, _best_rate(rows, name, mu)) for mu in lengths}
-        there = [mu for mu in lengths if best[mu]]
-        means = [np.mean([end(row) for row in best[mu]]) for mu in there]
-        lines += axis.plot(there, means, color=color, linewidth=2, label=label)
-        for row in itertools.chain.from_iterable(best.values()):
-            fill = color if row["collapse"] is None else "white"
-            axis.plot(row["mu"], end(row), "o", color=color, markerfacecolor=fill, markersize=6)
-    start = np.mean([row["accuracy_start"] for row in rows])
-    axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
-    axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
+        lines.append(_line(axis, name, best))
+    _start(axis, rows)
     axis.set_xlabel(f"µ: updates on one generation (of {max(row['updates'] for row in rows)} in all)")
     axis.set_xticks(lengths, list(map(str, lengths)))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_title(_title(rows), fontsize=10)
+    rates = _rates(rows)
+    how = f"learning rate {rates[0]:g}" if len(rates) == 1 else f"best of {len(rates)} learning rates"
+    axis.set_title(f"{_ends(rows, lengths[-1])} ({how})", fontsize=10)
+    return [*lines, *_legend()]
+
+
+def tuned(rows: Sequence[Run]) -> list[int]:
+    """The µ at which every objective was run at more than two learning rates."""
+    names = _objectives(rows)
+    return [mu for mu in _lengths(rows) if all(len(_rates(_same(rows, name, mu))) > 2 for name in names)]
+
+
+def plot_rates(axes: Sequence[Axes], rows: Sequence[Run]) -> list[Line2D]:
+    """Draw the end of the runs over the learning rate, a panel for each µ; return the legend.
+
+    The dashed black line is fresh data: GRPO with the smallest µ, at its best learning rate.
+    """
+    freshest = _lengths(rows)[0]
+    fresh = _same(rows, "grpo", freshest, _best_rate(rows, "grpo", freshest))
+    label = figures.METHODS["grpo-mu4"] if freshest == 4 else f"GRPO, µ = {freshest}"
+    lines: list[Line2D] = []
+    for axis, mu in zip(axes, tuned(rows), strict=True):
+        rates = _rates([row for row in rows if row["mu"] == mu])
+        same = {name: {rate: _same(rows, name, mu, rate) for rate in rates} for name in _objectives(rows)}
+        lines = [_line(axis, name, found) for name, found in same.items()]
+        _start(axis, rows)
+        if fresh and mu != freshest:
+            height = float(np.mean([end(row) for row in fresh]))
+            lines.append(
+                axis.axhline(height, color="black", linewidth=1.2, linestyle=(0, (4, 2)), label=label)
+            )
+        axis.set_xlabel("learning rate")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_title(f"{_ends(rows, mu)} (best rates)", fontsize=10)
+    return [*lines, *_legend()]
+
+
+def _line(axis: Axes, name: str, found: Mapping[Any, Sequence[Run]]) -> Line2D:
+    """Draw the runs of an objective at several places, and a line through their means."""
+    color, label = figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]]
+    places = [place for place, same in found.items() if same]
+    means = [np.mean([end(row) for row in found[place]]) for place in places]
+    (line,) = axis.plot(places, means, color=color, linewidth=2, label=label)
+    for place in places:
+        for row in found[place]:
+            fill = color if row["collapse"] is None else "white"
+            axis.plot(place, end(row), "o", color=color, markerfacecolor=fill, markersize=6)
+    return line
+
+
+def _start(axis: Axes, rows: Sequence[Run]) -> None:
+    start = np.mean([row["accuracy_start"] for row in rows])
+    axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
+    axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
+
+
+def _legend() -> list[Line2D]:
     return [
-        *lines,
         Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed"),
         Line2D([], [], linestyle="--", color="0.5", label="before training"),
     ]
 
 
-def _title(rows: Sequence[Run]) -> str:
-    """What the figure shows: the ends with the oldest data, and how their learning rates were chosen."""
-    oldest, rates = _lengths(rows)[-1], _rates(rows)
+def _ends(rows: Sequence[Run], mu: int) -> str:
+    """What a figure shows: the ends of the objectives with this µ, each at its best learning rate."""
     ends = []
     for name in _objectives(rows):
-        if same := _same(rows, name, oldest, _best_rate(rows, name, oldest)):
+        if same := _same(rows, name, mu, _best_rate(rows, name, mu)):
             ends.append(f"{_SHORT[name]} {np.mean([end(row) for row in same]):.2f}")
-    tuned = f"each at the best of {len(rates)} learning rates"
-    how = tuned if len(rates) > 1 else f"learning rate {rates[0]:g}"
-    return f"µ = {oldest}: {', '.join(ends)} ({how})"
+    return f"µ = {mu}: {', '.join(ends)}"
 
 
 _SHORT = {"grpo": "narrow clip", "relaxed-no-veto": "no veto", "mu_grpo": "µ-GRPO"}
+
+
+def _at_shared_rates(rows: Sequence[Run]) -> Sequence[Run]:
+    cells = {(row["objective"], row["mu"]) for row in rows}
+    shared = [rate for rate in _rates(rows) if all(_same(rows, *cell, rate) for cell in cells)]
+    return [row for row in rows if row["learning_rate"] in shared] if shared else rows
 
 
 def end(row: Run) -> float:
@@ -113,9 +169,8 @@ def end(row: Run) -> float:
 
 def _best_rate(rows: Sequence[Run], name: str, mu: int) -> float | None:
     """The learning rate whose seeds end highest on average."""
-    rates = [rate for rate in _rates(rows) if _same(rows, name, mu, rate)]
-    means = [np.mean([end(row) for row in _same(rows, name, mu, rate)]) for rate in rates]
-    return rates[int(np.argmax(means))] if rates else None
+    ends = {rate: [end(row) for row in _same(rows, name, mu, rate)] for rate in _rates(_same(rows, name, mu))}
+    return max(ends, key=lambda rate: float(np.mean(ends[rate])), default=None)
 
 
 def _objectives(rows: Sequence[Run]) -> list[str]:
@@ -130,5 +185,7 @@ def _rates(rows: Sequence[Run]) -> list[float]:
     return sorted({row["learning_rate"] for row in rows})
 
 
-def _same(rows: Sequence[Run], name: str, mu: int, rate: float | None) -> list[Run]:
-    return [row for row in rows if (row["objective"], row["mu"], row["learning_rate"]) == (name, mu, rate)]
+def _same(rows: Sequence[Run], name: str, mu: int, rate: float | None = None) -> list[Run]:
+    """The runs of an objective with this µ, at this learning rate or at all."""
+    found = [row for row in rows if (row["objective"], row["mu"]) == (name, mu)]
+    return [row for row in found if rate in (None, row["learning_rate"])]

@@ -880,12 +880,41 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
         "| mu_grpo | 0.25 | 0.500 (0.500) | 0.150 (0.150) |",
         "| mu_grpo | 0.5 | **0.600** (0.600) | **0.900** (0.900) |",
     ]
-    assert list(reproduce_stages.table([*rows, *slower[1:]]))[2].startswith("| grpo | 0.25 | – | **0.450**")
+    assert list(reproduce_stages.table([*rows, slower[1]]))[2:4] == [
+        "| grpo | 0.25 | – | **0.450** (0.450) |",
+        "| grpo | 0.5 | 0.800 (0.800) | 0.283 (0.300, 0.267; 1 of 2 collapsed) |",
+    ]
     figure, axis = plt.subplots()
     reproduce_stages.plot(axis, [*rows, *slower])
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
     assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.45)]]
-    assert axis.get_title().endswith("narrow clip 0.45, µ-GRPO 0.90 (each at the best of 2 learning rates)")
+    assert axis.get_title() == "µ = 64: narrow clip 0.45, µ-GRPO 0.90 (best of 2 learning rates)"
+    axis.clear()
+    reproduce_stages.plot(axis, [*rows, slower[1]])  # a rate that was not run for all
+    assert axis.get_title() == "µ = 64: narrow clip 0.28, µ-GRPO 0.90 (learning rate 0.5)"
+    plt.close(figure)
+
+
+def test_objectives_are_drawn_over_the_learning_rate_where_several_were_tried():
+    def row(objective, mu, rate, accuracy, collapse=None):
+        found = {"objective": objective, "mu": mu, "stage_updates": mu, "learning_rate": rate, "updates": 64}
+        accuracy = {"accuracy_start": 0.2, "evaluations": {"accuracy": [accuracy] * 3}}
+        return found | accuracy | {"collapse": collapse}
+
+    rows = [row("grpo", 4, 0.5, 0.9), row("grpo", 4, 0.25, 0.95), row("mu_grpo", 4, 0.5, 0.9)]
+    for rate, narrow, ours in ((0.25, 0.3, 0.6), (0.5, 0.4, 0.8), (1.0, 0.2, 0.1)):
+        rows += [row("grpo", 64, rate, narrow), row("mu_grpo", 64, rate, ours, 40 if rate == 1 else None)]
+    assert reproduce_stages.are(rows) and reproduce_stages.tuned(rows) == [64]
+    figure, axis = plt.subplots()
+    labels = [line.get_label() for line in reproduce_stages.plot_rates([axis], rows)]
+    assert labels[:3] == ["narrow clip [0.8, 1.2]", "µ-GRPO: relaxed clip, veto", "GRPO, fresh data (µ = 4)"]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
+    ours = [[0.25, pytest.approx(0.6)], [0.5, pytest.approx(0.8)], [1.0, pytest.approx(0.1)]]
+    assert lines["µ-GRPO: relaxed clip, veto"] == ours
+    assert [y for _, y in lines["GRPO, fresh data (µ = 4)"]] == pytest.approx([0.95, 0.95])
+    hollow = [line.get_xydata()[0] for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    assert np.allclose(hollow, [[1, 0.1]])
+    assert axis.get_title() == "µ = 64: narrow clip 0.40, µ-GRPO 0.80 (best rates)"
     plt.close(figure)
 
 
