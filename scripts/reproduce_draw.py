@@ -52,7 +52,7 @@ def draw(results: Path, arms: Sequence[str], *, level: float, fresh: Path | None
         _draw_staleness(runs, results / "staleness.png")
     if stages.are(grid):
         _draw_stages(grid, results)
-    if len({row["learning_rate"] for row in grid}) > 1:
+    elif grid:
         _draw_law(grid, results / "law.png")
         if lag_of(grid) == "µ":  # else stages are short, and the drift begins anew in each
             _draw_regimes([measured_row(row) for row in grid], results / "regimes.png")

@@ -71,11 +71,9 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
                 yield from [*lines, ""]
         yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
     if stages.are(grid):
-        yield from [*stages.table(grid), "", *stages.generations(grid), ""]
-    if grid:
-        yield from [*_law_table(grid), ""]
-    if len({row["learning_rate"] for row in grid}) > 1:  # else there is no limit to look for
-        yield from [*_law_constants(grid, level), ""]
+        yield from [*stages.table(grid), "", *stages.generations(grid), "", *_law_table(grid), ""]
+    elif grid:
+        yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]
         for table in (
             held_out.border_table,
