@@ -81,7 +81,7 @@ def _end_table(runs: Sequence[Run]) -> Iterable[str]:
 def _summary_table(runs: Sequence[Run]) -> Iterable[str]:
     """The ends once more, over the learning rates: mean, lowest and highest seed, how many collapsed.
 
-    A cell with fewer seeds than the others says so.
+    Where an arm lacks seeds that others have, the number of its seeds is added.
     """
     rates = sorted({run["rate"] for run in runs})
     if len(rates) == 1:
@@ -96,7 +96,7 @@ def _summary_table(runs: Sequence[Run]) -> Iterable[str]:
             ends, gone = [end(run) for run in same], sum(map(collapsed, same))
             spread = f" ({min(ends):.3f}–{max(ends):.3f})" if len(ends) > 1 else ""
             lost = f", {gone} of {len(same)} collapsed" if gone else ""
-            few = f", {len(same)} of {seeds} seeds" if len(same) < seeds else ""
+            few = f", only {len(same)} seed{'s' * (len(same) > 1)}" if len(same) < seeds else ""
             cells.append(f"{np.mean(ends):.3f}{spread}{few}{lost}" if same else "–")
         yield row_of(arm, *cells)
 

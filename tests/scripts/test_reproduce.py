@@ -326,8 +326,8 @@ def test_the_ends_over_the_rates_have_the_spread_of_the_seeds_and_the_collapses(
         rated("grpo-stale", 1, [0.2, 0.2, 0.2, 0.2], 0.4) | {"rate": 4e-5},
     ]
     assert list(reproduce_rates._summary_table(runs))[2:] == [
-        "| mu_grpo | 0.250 (0.200–0.300) | 0.100, 1 of 2 seeds, 1 of 1 collapsed |",
-        "| grpo-stale | – | 0.200, 1 of 2 seeds |",
+        "| mu_grpo | 0.250 (0.200–0.300) | 0.100, only 1 seed, 1 of 1 collapsed |",
+        "| grpo-stale | – | 0.200, only 1 seed |",
     ]
     assert not list(reproduce_rates._summary_table(runs[:2]))
 
