@@ -156,12 +156,12 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     begun = (arguments.start or runs).resolve()  # the folder with the warm start
     start = begun / "warm-start-export" / "model"
     works = [_work(runs / name, mu, arguments, [*keys, *overrides], start) for name, mu, keys in settings]
-    replayed = arguments.command == "run" and arguments.replay
-    first, others = _replays(works, arguments) if replayed else ([], works)
+    if arguments.command == "run" and arguments.replay:
+        works = _replays(works, arguments)
     keys = [f"model.source={arguments.model}", *overrides]
-    if _warm_start(queue, begun, arguments.config, keys, start) and queue.run(first) and queue.run(others):
+    if _warm_start(queue, begun, arguments.config, keys, start) and queue.run(works):
         if not arguments.keep:
-            _drop_heavy(first)
+            _drop_heavy(works)
         say(what="all done")
     if queue.failed:
         say(what="failed", runs=queue.failed)
@@ -240,25 +240,26 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
     return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
 
 
-def _replays(works: list[Work], arguments: argparse.Namespace) -> tuple[list[Work], list[Work]]:
-    """Return the first stale run of each seed, and all other runs; the stale ones replay its rollouts.
+def _replays(works: list[Work], arguments: argparse.Namespace) -> list[Work]:
+    """Let all stale runs of a seed replay the rollouts of the first one, when it has finished.
 
     The rollouts of a stage depend on the seed and the start, which all runs of a seed share.
     """
     if arguments.updates != arguments.mu:
         sys.exit(f"--replay: needs a single stage; --updates {arguments.updates} is not --mu {arguments.mu}")
-    sources: dict[str, Work] = {}
-    others = []
+    sources: dict[str, Path] = {}
+    shared = []
     for work in works:
         seed = work.folder.name.rpartition("-seed")[2]
         if work.folder.name.startswith(tuple(FRESH)):
-            others.append(work)
+            shared.append(work)
         elif seed not in sources:
-            sources[seed] = dataclasses.replace(work, dropped=())
+            sources[seed] = work.folder
+            shared.append(dataclasses.replace(work, dropped=()))  # its rollouts are needed until the end
         else:
-            command = (*work.command, f"replay.run={sources[seed].folder}")
-            others.append(dataclasses.replace(work, command=command, dropped=HEAVY))
-    return list(sources.values()), others
+            command = (*work.command, f"replay.run={sources[seed]}")
+            shared.append(dataclasses.replace(work, command=command, dropped=HEAVY, after=sources[seed]))
+    return shared
 
 
 def _drop_heavy(works: list[Work]) -> None:

@@ -1,6 +1,5 @@
 """A queue of `mugrpo` runs on one GPU, one or several at a time, with a time limit."""
 
-import collections
 import dataclasses
 import os
 import re
@@ -21,6 +20,7 @@ from mugrpo_jax.cli.main import STOPPED
 ROOT = Path(__file__).resolve().parent.parent
 MUGRPO = (sys.executable, "-m", "mugrpo_jax")
 EVERY = 30.0  # seconds between two progress lines
+DONE = "done"  # in the folder of a run that has finished
 SHOWN = 15  # last log lines printed for a failed run
 
 
@@ -29,13 +29,15 @@ class Work:
     """A run: its folder and the `mugrpo` arguments that start or continue it.
 
     `updates` is the number of its last update, if it takes any (updates of a warm start count up to 0).
-    `dropped` are the parts of the folder that are deleted when it has finished.
+    `dropped` are the parts of the folder that are deleted when it has finished. `after` is the folder of
+    another run that must have finished before this one starts.
     """
 
     folder: Path
     command: tuple[Any, ...]
     dropped: tuple[str, ...] = ()
     updates: int | None = None
+    after: Path | None = None
 
     @property
     def log(self) -> Path:
@@ -45,16 +47,24 @@ class Work:
     @property
     def done(self) -> Path:
         """A file that exists when the run has finished."""
-        return self.folder / "done"
+        return self.folder / DONE
+
+    @property
+    def ready(self) -> bool:
+        """Whether the run may start."""
+        return self.after is None or (self.after / DONE).exists()
 
 
 class Queue:
     """Run the works in order, `jobs` at a time, until the time is over.
 
-    Then the current runs get SIGTERM: they save, and the next call continues them. Runs that have not ended
-    after `seconds` are killed. A run that shared the GPU at any time has a file `shared_gpu` in its folder; a
-    run that was continued has a file `resumed`. The wall-clock figures of such runs are not valid. Compiled
-    programs are kept in `programs`.
+    A work that must wait for another one lets those behind it go first. It does not run if that other one
+    failed.
+
+    When the time is over, the current runs get SIGTERM: they save, and the next call continues them. Runs
+    that have not ended after `seconds` are killed. A run that shared the GPU at any time has a file
+    `shared_gpu` in its folder; a run that was continued has a file `resumed`. The wall-clock figures of such
+    runs are not valid. Compiled programs are kept in `programs`.
 
     Attributes:
       failed: names of the runs that ended with an error; the next call tries them again.
@@ -76,11 +86,15 @@ class Queue:
     def run(self, works: Iterable[Work]) -> bool:
         """Run all works; True if all of them are done."""
         works = list(works)
-        waiting = collections.deque(work for work in works if not work.done.exists())
+        waiting = [work for work in works if not work.done.exists()]
         told = time.monotonic()
-        while (waiting or self._running) and self._left() > 0:
-            while waiting and len(self._running) < self._jobs:
-                self._start(waiting.popleft())
+        while self._left() > 0:
+            ready = [work for work in waiting if work.ready][: self._jobs - len(self._running)]
+            for work in ready:
+                waiting.remove(work)
+                self._start(work)
+            if not self._running:
+                break
             time.sleep(0.5)
             for work, process in list(self._running.items()):
                 if process.poll() is not None and self._left() > 0:  # later it was stopped, not done

@@ -122,6 +122,23 @@ def test_what_is_stopped_at_the_deadline_is_continued_by_the_next_call(work, cap
     assert [r["run"] for r in said(capsys) if r["what"] == "start"] == ["b", "c"]  # what is done stays so
 
 
+def test_a_replay_waits_for_its_source_and_lets_others_go_first(work, capsys):
+    source, fails = work("source", "2.5"), work("fails", "fails")
+    replay, lost = (
+        dataclasses.replace(work(name), after=other.folder)
+        for name, other in (("replay", source), ("lost", fails))
+    )
+    both = queue(jobs=2, seconds=60)
+    assert not both.run([source, replay, fails, lost, work("other")])
+    assert [record["run"] for record in said(capsys) if record["what"] == "start"] == [
+        "source",
+        "fails",
+        "other",
+        "replay",
+    ]
+    assert replay.done.exists() and not lost.folder.exists() and both.failed == ["fails"]
+
+
 def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
     parse = reproduce._parser().parse_args
     both = parse(["run", "--runs", "r", "--arms", "p3o", "m2po", "--seeds", "1", "0"])
@@ -159,16 +176,19 @@ def test_stale_arms_replay_the_rollouts_of_the_first_one_of_their_seed():
     arguments = reproduce._parser().parse_args([*given, "--mu", "8"])
     settings = list(reproduce._arms(arguments))
     works = [reproduce._work(Path(name), mu, arguments, keys, Path("model")) for name, mu, keys in settings]
-    first, others = reproduce._replays(works, arguments)
-    assert [work.folder.name for work in first] == ["relaxed-no-veto-seed0", "relaxed-no-veto-seed1"]
-    assert not first[0].dropped and others[0].dropped == reproduce.HEAVY
-    replayed = {work.folder.name: [k for k in map(str, work.command) if "replay" in k] for work in others}
+    shared = reproduce._replays(works, arguments)
+    replayed = {work.folder.name: [k for k in map(str, work.command) if "replay" in k] for work in shared}
     assert replayed == {
+        "relaxed-no-veto-seed0": [],
         "grpo-mu4-seed0": [],
         "mu_grpo-seed0": ["replay.run=relaxed-no-veto-seed0"],
+        "relaxed-no-veto-seed1": [],
         "grpo-mu4-seed1": [],
         "mu_grpo-seed1": ["replay.run=relaxed-no-veto-seed1"],
     }
+    source, fresh, replay = shared[:3]
+    assert replay.after == source.folder and fresh.after is source.after is None
+    assert not source.dropped and fresh.dropped == replay.dropped == reproduce.HEAVY
     with pytest.raises(SystemExit, match="needs a single stage"):
         reproduce._replays(works, reproduce._parser().parse_args([*given, "--mu", "4"]))
 
