@@ -112,6 +112,8 @@ def _facts(folder: Path) -> dict[str, Any]:
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     named = {name: config[name] for name in FACTS if name in config}
+    if ratio := config.get("report", {}).get("abandoned_ratio"):
+        named["abandoned_ratio"] = ratio
     # Keep only the names: the paths of this machine are private.
     for part in (named["model"], *(named.get("sampling", {}).get("behaviors") or ())):
         part["source"] = Path(part["source"]).name

@@ -182,6 +182,12 @@ class RunConfig(Section):
         return self.sampling.temperature if own is None else own
 
     @property
+    def abandoned_ratio(self) -> float:
+        """The ratio below which metrics and report count a token as abandoned."""
+        own = self.report.abandoned_ratio
+        return self.objective.settings.get("veto_ratio", 1e-4) if own is None else own
+
+    @property
     def uses_reference(self) -> bool:
         """Whether the loss has a KL term, so that it needs the log-probs of the reference policy."""
         return "reference_logp" in self.objective.arrays

@@ -312,9 +312,14 @@ class ReplaySection(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ReportSection(Section):
-    """The report `report.html`, which a run writes to its folder."""
+    """The report `report.html`, which a run writes to its folder, and the metrics that it draws."""
 
     samples: int = setting(8, "responses per stage shown token by token, 64 stages at most; 0: none", least=0)
+    abandoned_ratio: float | None = setting(
+        None,
+        "tokens with a ratio below this count as abandoned; null: `veto_ratio` of the objective, else 1e-4",
+        above=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ def diagnostics(
     Args:
       logp, behavior_logp, advantages, mask: the four arrays of every objective.
       abandoned_ratio: a token with a ratio below this number is abandoned: π would hardly ever sample it.
-        These are the triggers of the veto, if its τ is the same number.
+        In responses with A < 0 these are the triggers of the veto, if its τ is the same number.
 
     Returns:
       Scalars without a gradient. `combine_metrics` can combine them:

@@ -11,6 +11,7 @@ import numpy as np
 from mugrpo_jax.report.against_staleness import drawable
 from mugrpo_jax.report.panel_data import STYLES, Line, Panel, over_stages
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.trigger_panels import low_ratio
 
 
 def behaviors(run: History) -> list[str]:
@@ -56,8 +57,8 @@ def behavior_log_ratio(runs: Sequence[History]) -> Panel:
 
 def behavior_abandoned(runs: Sequence[History]) -> Panel:
     """Panel: the share of the responses of each behavior with A < 0 that have an abandoned token."""
-    metric = "abandoned/negative_responses"
-    return _over_updates(runs, "Responses with a token of ρ < 1e-4", "share where A < 0", metric)
+    title = f"Responses with a token of {low_ratio(runs)}"
+    return _over_updates(runs, title, "share where A < 0", "abandoned/negative_responses")
 
 
 def behavior_entropy(runs: Sequence[History]) -> Panel:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.trigger_panels import low_ratio
 from mugrpo_jax.runs.text_table import text_table
 
 TRIGGERED = "abandoned/negative_responses"
@@ -22,9 +23,9 @@ def summary(run: History) -> str:
 def comparison(runs: Sequence[History]) -> str:
     """Return a table with one line per run: its held-out accuracies, and what happened to its tokens.
 
-    The shares are means over all updates. A trigger is a token whose ratio fell below 1e-4.
+    The shares are means over all updates. The last column has the wrong responses with an abandoned token.
     """
-    header = ["run", "objective", "updates", "accuracy", "clipped", "vetoed", "wrong, ρ < 1e-4"]
+    header = ["run", "objective", "updates", "accuracy", "clipped", "vetoed", f"wrong, {low_ratio(runs)}"]
     rows = [
         [
             run.name,

@@ -98,10 +98,10 @@ def token_history(run: Path, *, stage: int | None = None, response: int | None =
         pieces=pieces(policies.setup.tokenizer, chosen.rollout.tokens.tolist()),
         reward=chosen.rollout.reward,
         advantage=chosen.advantage,
-        threshold=_threshold(config),
+        threshold=config.abandoned_ratio,
         updates=np.array(steps) - _first_step(rollouts),
         log_ratio=log_ratio,
-        triggers=_triggers(log_ratio, chosen.advantage, _threshold(config)),
+        triggers=_triggers(log_ratio, chosen.advantage, config.abandoned_ratio),
         texts=texts,
     )
 
@@ -222,16 +222,12 @@ def _most_abandoned(
     ratios = dict(zip(wrong, policies.log_ratios(params, list(wrong.values()))))
 
     def abandoned(number: int) -> tuple[int, float]:
-        triggers = ratios[number] < np.log(_threshold(config))
+        triggers = ratios[number] < np.log(config.abandoned_ratio)
         suffix = len(triggers) - int(triggers.argmax()) if triggers.any() else 0
         return suffix, -float(ratios[number].min(initial=0.0))
 
     number = max(wrong, key=abandoned)
     return number, wrong[number]
-
-
-def _threshold(config: RunConfig) -> float:
-    return config.objective.settings.get("veto_ratio", 1e-4)
 
 
 def _triggers(log_ratio: np.ndarray, advantage: float, threshold: float) -> np.ndarray:

@@ -1,34 +1,47 @@
-"""The figures about triggers: tokens whose ratio fell below 1e-4, so that the policy has abandoned them.
+"""The figures about triggers: tokens whose ratio fell so low that the policy has abandoned them.
 
-They are drawn for every objective, also without a veto. The glossary of the documentation explains the words.
+They are drawn for every objective, also without a veto. `report.abandoned_ratio` says how low. The glossary
+of the documentation explains the words.
 """
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from mugrpo_jax.report.against_staleness import for_all
 from mugrpo_jax.report.panel_data import Panel
 from mugrpo_jax.report.run_history import History
 
 
+def low_ratio(runs: Sequence[History]) -> str:
+    """Return `ρ < 1e-4`, with the ratio below which a token of these runs is abandoned; `low ρ` if they differ.
+
+    >>> low_ratio([])
+    'low ρ'
+    """
+    ratios = {run.config.abandoned_ratio for run in runs}
+    if len(ratios) != 1:
+        return "low ρ"
+    return f"ρ < {np.format_float_scientific(ratios.pop(), trim='-', exp_digits=1)}"
+
+
 def abandoned(runs: Sequence[History]) -> Panel:
     """Panel: share of responses with a trigger, by the sign of the advantage, against staleness."""
     note = (
-        "Share of the responses with A < 0 (or A > 0) in which the ratio ρ of a token fell below 1e-4. "
+        "Share of the responses with A < 0 (or A > 0) that have an abandoned token: its ratio ρ fell so low. "
         "Updates push down wrong responses; if right ones lose tokens too, the policy loses what it needs."
     )
     metrics = {"wrong, A < 0": "abandoned/negative_responses", "right, A > 0": "abandoned/positive_responses"}
-    return for_all(
-        runs, "Responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note
-    )
+    title = f"Responses with a token of {low_ratio(runs)}"
+    return for_all(runs, title, "share of responses", metrics, low=0, note=note)
 
 
 def triggered(runs: Sequence[History]) -> Panel:
     """Panel: share of the wrong responses with a trigger, against staleness."""
-    note = "Share of the responses with A < 0 in which the ratio ρ of a token fell below 1e-4."
+    note = "Share of the responses with A < 0 that have an abandoned token: its ratio ρ fell so low."
     metrics = {"wrong, A < 0": "abandoned/negative_responses"}
-    return for_all(
-        runs, "Wrong responses with a token of ρ < 1e-4", "share of responses", metrics, low=0, note=note
-    )
+    title = f"Wrong responses with a token of {low_ratio(runs)}"
+    return for_all(runs, title, "share of responses", metrics, low=0, note=note)
 
 
 def pull_behind_trigger(runs: Sequence[History]) -> Panel:

@@ -28,6 +28,7 @@ def step_options(config: RunConfig) -> StepOptions:
         share_prompts=config.batch.share_prompts,
         entropy="gradient" if "entropy" in arrays else "value",
         proximal=proximal if "proximal_logp" in arrays else "none",
+        abandoned_ratio=config.abandoned_ratio,
     )
 
 

@@ -41,7 +41,7 @@ class StepOptions:
     `entropy` says whether the entropy of the policy is a metric (`value`), or also an argument of the
     objective, for an entropy bonus (`gradient`). `proximal` says which policy gives the objective its
     `proximal_logp`: the weights in `TrainState.proximal` (`state`), or the policy before this update
-    (`policy`).
+    (`policy`). `abandoned_ratio` is that of `objectives.diagnostics`.
     """
 
     compute_dtype: str = "float32"
@@ -52,6 +52,7 @@ class StepOptions:
     share_prompts: bool = False
     entropy: Literal["none", "value", "gradient"] = "none"
     proximal: Literal["none", "state", "policy"] = "none"
+    abandoned_ratio: float = 1e-4
 
 
 class UpdateStep:
@@ -205,21 +206,26 @@ def _loss(
     objective = functools.partial(objective, denominator=denominator, **more, **statistics)
     loss, metrics = objective(*inputs)
     if behaviors is not None:
-        metrics = _diagnostics(*inputs, entropy) | metrics
-    if behaviors:
-        metrics |= _by_behavior(behaviors, batch["behavior"], objective, inputs, entropy)
+        diagnose = functools.partial(_diagnostics, entropy=entropy, abandoned_ratio=options.abandoned_ratio)
+        metrics = diagnose(*inputs) | metrics
+        if behaviors:
+            metrics |= _by_behavior(behaviors, batch["behavior"], objective, diagnose, inputs)
     return loss, metrics | {"loss": jax.lax.stop_gradient(loss)}
 
 
 def _by_behavior(
-    names: Sequence[str], numbers: jax.Array, objective: Objective, inputs: Sequence[jax.Array], entropy: Any
+    names: Sequence[str],
+    numbers: jax.Array,
+    objective: Objective,
+    diagnose: Callable[..., objectives.Metrics],
+    inputs: Sequence[jax.Array],
 ) -> objectives.Metrics:
     """Return all metrics for the responses of each behavior alone, under their keys, `@` and its name."""
     logp, behavior_logp, advantages, mask = jax.lax.stop_gradient(tuple(inputs))
 
     def found(number: jax.Array) -> objectives.Metrics:
         mine = logp, behavior_logp, advantages, mask * (numbers == number)[:, None]
-        return _diagnostics(*mine, entropy) | objective(*mine)[1]
+        return diagnose(*mine) | objective(*mine)[1]
 
     # Mapped over the behaviors, so that more of them do not take longer to compile.
     values = jax.vmap(found)(jnp.arange(len(names)))
@@ -227,10 +233,16 @@ def _by_behavior(
 
 
 def _diagnostics(
-    logp: jax.Array, behavior_logp: jax.Array, advantages: jax.Array, mask: jax.Array, entropy: Any
+    logp: jax.Array,
+    behavior_logp: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    entropy: jax.Array | None,
+    abandoned_ratio: float,
 ) -> objectives.Metrics:
     """Return `objectives.diagnostics`, the sampler-trainer gap, and the entropy if it is known."""
-    metrics = objectives.diagnostics(logp, behavior_logp, advantages, mask)
+    metrics = objectives.diagnostics(logp, behavior_logp, advantages, mask, abandoned_ratio=abandoned_ratio)
     valid, count = mask != 0, jnp.maximum(mask.sum(), 1)
     gap = jnp.abs(logp - behavior_logp) * valid
     metrics |= {"gap_max": gap.max(), "gap/tokens": gap.sum() / count}
