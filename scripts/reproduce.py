@@ -65,7 +65,8 @@ def main() -> int:
     if arguments.command == "draw":
         from reproduce_draw import draw
 
-        draw(arguments.results, list(ARMS), level=arguments.level, fresh=arguments.fresh)
+        folders = {"fresh": arguments.fresh, "fitted": arguments.fitted}
+        draw(arguments.results, list(ARMS), level=arguments.level, **folders)
         return 0
     try:
         return _train(arguments, overrides)
@@ -129,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--results", type=Path, default=RESULTS)
     draw.add_argument(
         "--fresh", type=Path, help="another folder of results, whose runs with fresh data are added"
+    )
+    draw.add_argument(
+        "--fitted", type=Path, help="another folder with a grid, whose limits predict the runs of this grid"
     )
     draw.add_argument(
         "--level",

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from reproduce_held_out import RULES, lag_of, walk_of
+from reproduce_held_out import RULES, lag_of, other_grid_table, walk_of
 from reproduce_regimes import Measured, Run, measured_row
 from reproduce_tables import FRESH, less_fresh, read, tables
 
@@ -37,12 +37,21 @@ DIAGNOSTICS = {
 }
 
 
-def draw(results: Path, arms: Sequence[str], *, level: float, fresh: Path | None = None) -> None:
+def draw(
+    results: Path,
+    arms: Sequence[str],
+    *,
+    level: float,
+    fresh: Path | None = None,
+    fitted: Path | None = None,
+) -> None:
     """Draw all figures that the files allow; `arms` gives the order of the arms."""
     runs, grid = read(results, arms, level, fresh)
     if not runs and not grid:
         sys.exit(f"{results}: no results; run and collect first")
     print("\n".join(tables(runs, grid, level)))
+    if fitted:
+        print("\n".join(["", *other_grid_table(grid, read(fitted, arms, level)[1])]))
     if settings.are(runs):
         figures.draw_settings(runs, results / "settings.png")
     elif runs and all(run["rate"] for run in runs):

@@ -131,6 +131,32 @@ def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
                     else:
                         wrong.append(f"{lag_of(rows)} = {row['mu']}, η = {row['learning_rate']:g}")
             yield row_of(name, rule, right, len(wrong), "; ".join(wrong) or "–")
+        yield row_of(name, *_most_frequent(same), "–")
+
+
+def other_grid_table(rows: Sequence[Run], fitted: Sequence[Run]) -> Iterable[str]:
+    """Fit every limit to the runs of one grid, and predict which runs of another grid collapse."""
+    yield "| objective | limit on | fitted limit | runs told right | wrong |"
+    yield f"|{'---|' * 5}"
+    groups = _by_objective(fitted)
+    for name, same in _by_objective(rows).items():
+        others = groups.get(name, [])
+        if len({row["collapse"] is None for row in others}) < 2:
+            continue  # all collapsed or none did, so there is no limit
+        walk = walk_of(others)
+        for rule, value in RULES.items():
+            limit = _limit(walk, others, value)
+            wrong = sum((value(walk, row) >= limit) != (row["collapse"] is not None) for row in same)
+            yield row_of(name, rule, f"{limit:.2g}", len(same) - wrong, wrong)
+        told, *counts = _most_frequent(same)
+        yield row_of(name, told, "–", *counts)
+
+
+def _most_frequent(rows: Sequence[Run]) -> tuple[str, int, int]:
+    """The rule that gives all runs the more frequent end; how many it tells right, and wrong."""
+    fell = sum(row["collapse"] is not None for row in rows)
+    rest = len(rows) - fell
+    return ("none: all collapse", fell, rest) if fell > rest else ("none: all hold", rest, fell)
 
 
 def time_table(rows: Sequence[Run]) -> Iterable[str]:

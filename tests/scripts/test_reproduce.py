@@ -654,6 +654,7 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
     held = {line.split(" | ")[1]: line for line in list(reproduce_held_out.held_out_table(grid))[2:]}
     assert held["predicted drift since the start"].endswith("| 9 | 0 | – |")
     assert "| grpo | η alone | 9 | 0 |" in held["η alone"] and "| 9 | 0 |" not in held["S·η"]
+    assert held["none: all collapse"] == "| grpo | none: all collapse | 6 | 3 | – |"
     *table, _, summary = reproduce_held_out.time_table(grid)
     assert summary == "Right up to a factor of two, of 6: 3 by T·η, 6 by the drift."
     times = [line.split(" | ") for line in table[2:]]
@@ -661,6 +662,22 @@ def test_limits_are_checked_on_runs_that_were_not_fitted():
         assert int(walk.rstrip(" |")) == pytest.approx(int(seen), rel=0.05)  # updates are whole
         assert straight == "never" or int(straight) != pytest.approx(int(seen), rel=0.3)
     assert len(times) == 6
+
+
+def test_limits_of_one_grid_are_checked_on_another():
+    """In the fitted grid runs collapse above S·η = 1e-3, in the other one above η = 2e-5."""
+    pairs = list(itertools.product((16, 64, 256), (4e-6, 1e-5, 4e-5, 1e-4)))
+    fitted = [grid_row(lag, rate, 9 if lag * rate > 1e-3 else None) for lag, rate in pairs]
+    other = [grid_row(lag, rate, 9 if rate > 2e-5 else None) for lag, rate in pairs]
+    unknown = [row | {"objective": "m2po"} for row in other]  # the fitted grid has no such run
+    _, _, *lines = reproduce_held_out.other_grid_table(other + unknown, fitted)
+    found = {cells[1]: cells[3:] for line in lines if (cells := line.strip("| ").split(" | "))}
+    told = sum((lag * rate > 1e-3) == (rate > 2e-5) for lag, rate in pairs)
+    assert found["S·η"] == [str(told), str(12 - told)]
+    assert found["none: all hold"] == ["6", "6"] and len(lines) == len(reproduce_held_out.RULES) + 1
+    assert not list(reproduce_held_out.other_grid_table(other, [row | {"collapse": None} for row in fitted]))[
+        2:
+    ]
 
 
 def test_collapsed_runs_are_counted_by_age_and_learning_rate():
