@@ -225,6 +225,34 @@ def advice_table(rows: Sequence[Run]) -> Iterable[str]:
         yield row_of(name, f"{tolerated(walk, same):.2f}", *(f"{limit:.1e}" for limit in limits))
 
 
+def advice_check_table(rows: Sequence[Run]) -> Iterable[str]:
+    """The rate that a report advises after a collapse: did other runs of this µ below it hold?"""
+    advice = "collapsed runs | η of these | η advised, median | runs below it | collapsed"
+    yield f"| objective | {lag_of(rows)} | {advice} |"
+    yield f"|{'---|' * 7}"
+    for name, same in _by_objective(rows).items():
+        for lag in sorted({row["mu"] for row in same}):
+            alike = [row for row in same if row["mu"] == lag]
+            fell = [row for row in alike if row["collapse"] is not None and row["critical_drift"]]
+            if fell:
+                advised = float(np.median([_advised(row) for row in fell]))
+                below = [row["collapse"] is not None for row in alike if row["learning_rate"] < advised]
+                rates = sorted({row["learning_rate"] for row in fell})
+                shown = ", ".join(f"{rate:g}" for rate in rates)
+                yield row_of(name, lag, len(fell), shown, f"{advised:.2g}", len(below), sum(below))
+
+
+def _advised(row: Run) -> float:
+    """What `mugrpo report` advises for a run that collapsed."""
+    run = measured_row(row)
+    fits = run.fits()
+    size = float(np.median([fit.update_size for fit in fits])) if fits else run.update_size
+    signal = float(np.median([fit.signal for fit in fits])) if fits else 0.0
+    known = row["batch_drift"] or math.inf, row["critical_drift"], run.momentum
+    advised = objectives.advise_learning_rate(max(row["mu"] - 1, 1), row["updates"], signal, size, *known)
+    return min(advised.learning_rate, row["learning_rate"])
+
+
 def tolerated(walk: Walk, rows: Sequence[Run]) -> float:
     """The drift since the start that runs tolerate: that at collapses, but not below that of the others."""
     bad = [row["collapse"] is not None for row in rows]

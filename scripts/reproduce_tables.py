@@ -72,6 +72,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
         yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
     if stages.are(grid):
         yield from [*stages.table(grid), "", *stages.generations(grid), "", *_law_table(grid), ""]
+        yield from [*held_out.advice_check_table(grid), ""]
     elif grid:
         yield from [*_law_table(grid), "", *_law_constants(grid, level), ""]
         yield from [*regimes.regime_table(map(regimes.measured_row, grid)), ""]

@@ -185,7 +185,7 @@ def _law_table(runs: Sequence[History], called: list[str]) -> list[list[str]]:
         growth = (math.nan, math.nan) if p.growth is None else (p.growth.exponent, p.growth.signal)
         cells = [p.update_size, p.signal, *growth]
         rates = [p.learning_rate, p.lag_times_rate, p.updates_times_rate]
-        limit = math.nan if p.advised is None else p.advised.stage_limit
+        limit = math.nan if p.advised is None else p.advised.learning_rate
         settings = [name, str(p.per_stage), str(p.lag), str(p.updates), *(f"{v:.2g}" for v in rates)]
         limits = [p.regime or "–", number(p.batch_drift), number(limit)]
         rows.append([*settings, *map(number, cells), *limits])

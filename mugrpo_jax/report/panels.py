@@ -232,10 +232,13 @@ def staleness_law(runs: Sequence[History]) -> Panel:
         marks.append(("fitted", fitted.constants.stale, None))
         levels.append(("fitted", fitted.constants.horizon))
         limits.append("those fitted to these runs")
-    elif alone is not None and np.isfinite(alone.stage_limit):
-        in_stage, _ = _effective(positions[0])
-        marks.append(("measured", in_stage * alone.stage_limit / positions[0].learning_rate, None))
-        limits.append("that measured in this run")
+    elif alone is not None and np.isfinite(alone.learning_rate):
+        in_stage, in_run = (moved / positions[0].learning_rate for moved in _effective(positions[0]))
+        if np.isfinite(alone.stage_limit):
+            marks.append(("measured", in_stage * alone.stage_limit, None))
+        if np.isfinite(alone.run_limit):
+            levels.append(("measured", in_run * alone.run_limit))
+        limits.append("those measured in this run")
     if limits:
         note += f" Dotted lines are limits: {', and '.join(limits)}."
     axes = "Staleness law", "η · effective updates of a stage", "η · effective updates of the run"

@@ -70,12 +70,15 @@ def _cosine(place: Position) -> str:
 
 
 def _measured(place: Position) -> str:
-    """Advise a learning rate for this µ from the drift at which a stage came into trouble."""
+    """Advise a learning rate for this µ from the drift at which the run collapsed or came into trouble."""
+    if place.collapse is not None:
+        return _after_collapse(place)
     level = f"an ESS below {1 - ESS_LOSS:g} or {CLIPPED:.0%} clipped tokens"
     if math.isinf(place.batch_drift):
         return (
-            f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}: nothing that was "
-            "measured limits the learning rate at this µ."
+            f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}, so there was no warning "
+            "at this learning rate and µ. A higher rate may still be too high: some runs collapse without this "
+            "warning."
         )
     advised = place.advised
     if advised is None:
@@ -88,6 +91,21 @@ def _measured(place: Position) -> str:
         f"{found} To stay below it, the advised learning rate for µ = {place.per_stage} is at most "
         f"{limit:.2g} {now}; or keep the learning rate and use stages of {_shorter_stage(place)} updates."
     )
+
+
+def _after_collapse(place: Position) -> str:
+    """Advise a learning rate at which the whole run stays nearer to its start than it was at the collapse."""
+    limit = place.learning_rate
+    if place.advised is not None:
+        limit = min(limit, place.advised.learning_rate)
+    moved = ""
+    if math.isfinite(place.critical_drift):
+        moved = f"The weights had then moved by {place.critical_drift:.3g}. To stay below this, "
+    said = (
+        f"{moved}the learning rate for {place.updates} updates with µ = {place.per_stage} must be well below "
+        f"{limit:.2g} (now {place.learning_rate:.2g})."
+    )
+    return said[:1].upper() + said[1:]
 
 
 def _shorter_stage(place: Position) -> int:

@@ -14,7 +14,7 @@ from mugrpo_jax.report.run_history import History
 
 
 def low_ratio(runs: Sequence[History]) -> str:
-    """Return `ρ < 1e-4`, with the ratio below which a token of these runs is abandoned; `low ρ` if they differ.
+    """Return `ρ < 1e-4`, with the ratio below which these runs call a token abandoned; `low ρ` for several.
 
     >>> low_ratio([])
     'low ρ'

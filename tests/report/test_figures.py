@@ -247,6 +247,13 @@ def test_the_law_is_drawn_with_the_limits_that_are_known(run, tmp_path):
     # 12 updates, from the first of the run, where Adam's steps are longer than later.
     moved = objectives.effective_updates(12, place.share, 0.9, first_stage=True)
     assert in_run == pytest.approx(1e-4 * moved)
+    lost = report.read_run(write_run(tmp_path / "lost", stages=1, mu=64))
+    for record, accuracy in zip(lost.evaluations, (0.4, 0.0)):
+        record["accuracy"] = accuracy
+    ((_, _), (label, level)) = panels.staleness_law([lost]).levels
+    advised = law.position(lost).advised
+    moved = law.position(lost).effective(64, first_stage=True) / 1e-4
+    assert label == "measured" and level == pytest.approx(moved * advised.run_limit)
     other = report.read_run(write_run(tmp_path / "other", stages=3, mu=4, rate=1e-6))
     panel = panels.staleness_law([run, other])
     assert [label for label, *_ in panel.marks] == [label for label, _ in panel.levels] == ["fitted"]

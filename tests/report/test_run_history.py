@@ -155,6 +155,10 @@ def test_where_a_run_stands_on_the_law(tmp_path):
     assert "This is the noise regime at µ = 100" in said and "falls as 1/√µ" in said
     limit = place.advised.stage_limit
     assert f"advised learning rate for µ = 100 is at most {limit:.2g} (now 0.0001)" in said
+    for record in run.updates:
+        record["ess/tokens"] = 1.0
+    calm = " ".join(advice(run))
+    assert "there was no warning at this learning rate and µ" in calm and "at most" not in calm
     # This run is healthy, so it is not compared with constants of another method.
     assert "The paper" not in said and "1.6e-06" not in said
 
@@ -224,6 +228,11 @@ def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
     assert place.critical_drift == pytest.approx(0.1 * (math.sqrt(100) + math.sqrt(50)))
     said = " ".join(advice(run))
     assert "held-out accuracy fell below half of its best for good at update 150" in said
+    assert (
+        "had then moved by 1.71. To stay below this, the learning rate for 200 updates with µ = 100" in said
+    )
+    limit = min(place.advised.learning_rate, 1e-4)
+    assert f"must be well below {limit:.2g} (now 0.0001)" in said and "stages of" not in said
     # A run that collapsed is compared with the constants of the paper, and told what they are worth.
     assert "S·η = 0.0099 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
     assert (

@@ -680,6 +680,23 @@ def test_limits_of_one_grid_are_checked_on_another():
     ]
 
 
+def test_the_advice_after_a_collapse_is_checked_on_the_other_runs_of_its_stage_length():
+    """Half of the drift of the collapse needs half of the rate: of the runs below it one collapses too."""
+    ends = [(1e-5, None, 0), (2e-5, 99, 0), (2e-5, None, 1), (3e-5, None, 0), (1e-4, 64, 0)]
+    grid = [
+        grid_row(64, rate, at) | {"seed": seed, "batch_drift": None, "critical_drift": None}
+        for rate, at, seed in ends
+    ]
+    longest = grid[-1]["curve"]["drift"]
+    grid[-1]["critical_drift"] = longest[-1] * 8**0.5 / 4  # a quarter of the way of 8 stages at random
+    _, _, line = reproduce_held_out.advice_check_table(grid)
+    *cells, below, fell = line.strip("| ").split(" | ")
+    assert cells[:4] == ["grpo", "64", "1", "0.0001"] and float(cells[4]) == pytest.approx(2.5e-5, rel=0.1)
+    assert (below, fell) == ("3", "1")
+    calm = [row | {"collapse": None} for row in grid]
+    assert len(list(reproduce_held_out.advice_check_table(calm))) == 2
+
+
 def test_collapsed_runs_are_counted_by_age_and_learning_rate():
     border = [(16, 1e-5, None), (16, 3e-5, 40), (16, 3e-5, None), (512, 1e-5, 7), (512, 1e-5, 9)]
     header, _, *lines = reproduce_held_out.border_table([grid_row(*run) for run in border])
