@@ -77,8 +77,8 @@ def _measured(place: Position) -> str:
     if math.isinf(place.batch_drift):
         return (
             f"No stage reached {level}, up to a drift of {place.largest_drift:.3g}, so there was no warning "
-            "at this learning rate and µ. A higher rate may still be too high: some runs collapse without this "
-            "warning."
+            "at this learning rate and µ. A higher rate may still be too high: some runs collapse without "
+            "this warning."
         )
     advised = place.advised
     if advised is None:

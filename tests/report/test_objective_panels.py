@@ -90,6 +90,19 @@ def test_runs_are_drawn_with_what_their_own_objective_does(run_of):
     assert "p3o: tokens whose ratio is above the cap e; they keep a gradient." in note
 
 
+def test_titles_name_the_ratio_below_which_a_token_is_abandoned(run_of):
+    def title(*runs):
+        return panels.abandoned(runs).title
+
+    usual, early = run_of("mu_grpo"), run_of("mu_grpo", "objective.knobs={veto_ratio: 0.01}")
+    own = run_of("grpo", "report.abandoned_ratio=0.0025")
+    assert title(usual, run_of("grpo")) == "Responses with a token of ρ < 1e-4"
+    assert title(early) == "Responses with a token of ρ < 1e-2"  # that of its veto
+    assert title(own) == "Responses with a token of ρ < 2.5e-3"
+    assert title(usual, early) == "Responses with a token of low ρ"
+    assert "wrong, ρ < 1e-2" in report.comparison([early, early])
+
+
 def test_a_page_leaves_out_figures_that_its_objectives_do_not_have(run_of):
     shown = page([run_of("grpo")])
     assert 'id="figure-clipped"' in shown and "[0.8, 1.2]" in shown

@@ -380,6 +380,19 @@ def test_a_model_of_ones_own_trains_by_its_three_methods():
     assert training.optimizer.decay_mask(model) == {"table": True, "mix": {"inner": False}, "out": True}
 
 
+def test_abandoned_tokens_are_the_triggers_of_a_veto_with_the_same_ratio():
+    model, mesh = Bigram(), models.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    optimizer = training.make_optimizer(SETTINGS, 10, model)
+    objective = objectives.ObjectiveConfig("mu_grpo", {"veto_ratio": 0.2}).build()
+    with jax.set_mesh(mesh):
+        state = training.make_state(models.random_params(model), optimizer, mesh, model, track_drift=False)
+        options = training.StepOptions(abandoned_ratio=0.2)
+        step = training.UpdateStep(model, objective, optimizer, mesh, options, state=state)
+    _, metrics = step.gradient(state, update(512))
+    triggered = float(metrics["triggered/negative_responses"])
+    assert 0 < triggered < 1 and metrics["abandoned/negative_responses"] == triggered
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_schedules_warm_up_and_end(schedule):
     settings = OptimizerSection(learning_rate=1.0, schedule=schedule, warmup_updates=4)
