@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ _TINY_TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {"difficulty": 2, "slips": 0.35, "train": 8192, "test": 256},
     "chains": {"difficulty": 6, "compact": True, "slips": 0.35, "train": 8192, "test": 256},
 }
+# Usual names of the columns in a user's own data; the first that is there is taken.
+_QUESTIONS = ("question", "problem", "prompt", "query", "input")
+_ANSWERS = ("answer", "target", "label", "output")
 _SIZES: dict[str, dict[str, Any]] = {
     "sampling": {"max_prompt_tokens": 512, "max_response_tokens": 1024},
     "batch": {
@@ -107,8 +111,10 @@ def _task(task: str) -> dict[str, Any]:
     if task.startswith("hub:") or task.endswith((".jsonl", ".parquet")):
         if not task.startswith("hub:") and not Path(task).is_file():
             raise ConfigError(f"--task {task}: no such file")
-        columns = {"template": "{question}", "answer": "answer"}
-        if not task.startswith("hub:") and "solution" in tasks.first_columns(task):
+        there = [] if task.startswith("hub:") else tasks.first_columns(task)
+        question, answer = (_column(there, names) for names in (_QUESTIONS, _ANSWERS))
+        columns = {"template": f"{{{question}}}", "answer": answer}
+        if "solution" in there:
             columns["solution"] = "solution"
         return {"name": "dataset", "options": {"train": task, "columns": columns, "reward": "math"}}
     known = [*tasks.GENERATORS, *(name for name, preset in tasks.PRESETS.items() if preset.train)]
@@ -118,6 +124,11 @@ def _task(task: str) -> dict[str, Any]:
             "hub:OWNER/NAME:SPLIT"
         )
     return {"name": task}
+
+
+def _column(there: Sequence[str], names: Sequence[str]) -> str:
+    """Return the first of the usual names that the data has; the most usual one if it has none."""
+    return next((name for name in names if name in there), names[0])
 
 
 def _head(arguments: argparse.Namespace) -> str:

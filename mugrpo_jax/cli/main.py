@@ -75,6 +75,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     _silence_background_threads()
     with ending_at_once():
         from mugrpo_jax.distributed import Stopped
+        from mugrpo_jax.distributed.platforms import missing_platform, without_missing_tpu
+    without_missing_tpu()
     try:
         with none_lost():
             arguments.run(arguments)
@@ -85,6 +87,11 @@ def _execute(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(LINE, file=sys.stderr)
         return INTERRUPTED
+    except (RuntimeError, AssertionError):
+        if not (missing := missing_platform()):
+            raise
+        print(f"mugrpo: {missing}", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
             drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
@@ -141,7 +148,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides = [*arguments.overrides, *rest]
     elif rest:
-        program.error(f"unrecognized arguments: {' '.join(rest)}")
+        keys = [text.lstrip("-") for text in rest if text.startswith("--") and "=" in text]
+        hint = f"; a key of the config has no dashes: {keys[0]}" if keys else ""
+        program.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return arguments
 
 

@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     from mugrpo_jax.runs.run_folder import read_config
     from mugrpo_jax.setup.stored_rollouts import is_stage
 
+    if absolute(arguments.out) == absolute(arguments.source):
+        raise ConfigError(f"--out: {arguments.out} holds the rollouts to replay; name another folder")
     replay = [f"replay.run={absolute(arguments.source)}", f"replay.stage={arguments.stage}"]
     with shared.join_hosts(arguments):
         if is_stage(arguments.source):

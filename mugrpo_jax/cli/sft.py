@@ -1,6 +1,7 @@
 """`mugrpo sft`: run only the supervised warm start of a config."""
 
 import argparse
+import shlex
 
 from mugrpo_jax.cli import arguments as shared
 
@@ -23,10 +24,19 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo sft` with the parsed arguments."""
+    import jax
+
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
+    from mugrpo_jax.config import ConfigError
     from mugrpo_jax.loop import stages
+    from mugrpo_jax.runs import progress
 
     with shared.join_hosts(arguments):
-        config = shared.load_config(arguments)
+        config, folder = shared.load_config(arguments), shared.run_folder(arguments)
+        if not config.warm_start.updates:
+            raise ConfigError("warm_start.updates is 0, so there is nothing to do; set it, such as to 500")
         use_compile_cache(config.compile_cache)
-        stages.warm_start(config, shared.run_folder(arguments), overwrite=arguments.overwrite)
+        stages.warm_start(config, folder, overwrite=arguments.overwrite)
+        if jax.process_index() == 0:
+            then = shlex.join(["mugrpo", "train", *arguments.words[1:]])
+            progress.say(f"finished    {folder}: the warm start\nnext        {then}")

@@ -114,6 +114,12 @@ def _override(raw: dict[str, Any], override: str) -> None:
         if not isinstance(raw, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
     try:
-        raw[last] = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"override {override[:80]!r}: {text[:60]!r} is not valid YAML") from None
+        quotes = "; put the whole argument into quotes" if text[:1] in "{[" else ""
+        raise ConfigError(f"override {override[:80]!r}: {text[:60]!r} is not valid YAML{quotes}") from None
+    if isinstance(value, dict) and any(":" in str(key) and item is None for key, item in value.items()):
+        raise ConfigError(
+            f"override {override[:80]!r}: put a space behind each colon, and quotes around it all"
+        )
+    raw[last] = value

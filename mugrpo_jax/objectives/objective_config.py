@@ -60,6 +60,14 @@ class _FixedDict(dict[str, Any]):
         return _FixedDict, (dict(self),)
 
 
+def _number(value: Any) -> Any:
+    """Convert a number such as `1e-2`, which YAML 1.1 reads as text; no knob has texts that are numbers."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """The name of an objective, and the knobs that differ from the defaults of the objective.
@@ -93,7 +101,7 @@ class ObjectiveConfig:
         check_choice("name", self.name, OBJECTIVES)
         if self.temperature is not None and not 0 < self.temperature <= LARGEST:
             raise ValueError(f"temperature is {self.temperature}; possible: a positive number, or None")
-        object.__setattr__(self, "knobs", _FixedDict(self.knobs))
+        object.__setattr__(self, "knobs", _FixedDict({k: _number(v) for k, v in self.knobs.items()}))
         function = OBJECTIVES[self.name]
         known = _defaults(function)
         for knob, value in self.knobs.items():

@@ -293,6 +293,11 @@ class RunPlan:
             whole.append(f"while sampling, all weights in {dtype}, {size} (mesh.sampling_tensor is 1)")
         return f"every device holds whole: {'; '.join(whole)}" if whole else ""
 
+    @property
+    def disk_bytes(self) -> float:
+        """The most bytes that the run's files can have at once: rollouts and checkpoints."""
+        return self.rollout_bytes + self.checkpoints_kept * self.checkpoint_bytes
+
     def _disk(self) -> str:
         return (
             f"rollouts at most {human(self.rollout_bytes)}; at most "

@@ -17,8 +17,8 @@ def human(number: float | None) -> str:
     ('3.2 MB', '141 GB')
     """
     number = number or 0
-    unit = next(u for u in (1e12, 1e9, 1e6, 1e3, 1) if number >= u or u == 1)
-    name = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB", 1: "B"}[unit]
+    unit = next(u for u in (1e15, 1e12, 1e9, 1e6, 1e3, 1) if number >= u or u == 1)
+    name = {1e15: "PB", 1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB", 1: "B"}[unit]
     return f"{number / unit:.3g} {name}"
 
 

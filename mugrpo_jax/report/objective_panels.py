@@ -64,7 +64,11 @@ def _clipped_note(run: History) -> str:
 def vetoed(runs: Sequence[History]) -> Panel:
     """Panel: shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
     shares = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
-    note = "Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ."
+    ratios = dict.fromkeys(run.config.objective.settings["veto_ratio"] for run in runs if run.has_veto)
+    below = " or ".join(f"{ratio:g}" for ratio in ratios)
+    note = (
+        f"Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ = {below}."
+    )
     return _panel(runs, "Vetoed", "share", [shares if run.has_veto else {} for run in runs], low=0, note=note)
 
 

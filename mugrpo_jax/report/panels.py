@@ -74,7 +74,7 @@ def _learning(runs: Sequence[History], over: str) -> Panel:
     return Panel(
         title="Learning" if over == "updates" else "Learning over wall-clock",
         x=unit,
-        y="accuracy, reward",
+        y=", ".join(sorted({"reward" if line.name != ACCURACY else "accuracy" for line in lines})),
         lines=tuple(lines),
         marks=tuple(marks),
         note=_learning_note(runs, over),

@@ -29,7 +29,7 @@ def comparison(runs: Sequence[History]) -> str:
     rows = [
         [
             run.name,
-            run.config.objective.name,
+            _objective(run),
             str(run.done),
             _first_and_last(run),
             *(_percent(_mean(run, metric)) for metric in ("clipped/tokens", "vetoed/tokens", TRIGGERED)),
@@ -37,6 +37,12 @@ def comparison(runs: Sequence[History]) -> str:
         for run in runs
     ]
     return text_table([header, *rows], align="right")
+
+
+def _objective(run: History) -> str:
+    """Return the name of the objective, and its knobs that are not the defaults."""
+    objective = run.config.objective
+    return " ".join([objective.name, *(f"{knob}={value}" for knob, value in objective.knobs.items())])
 
 
 def _first_and_last(run: History) -> str:

@@ -189,7 +189,9 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON: {error}; possible: one JSON object a line") from None
+        # The position in the message of json counts lines inside this one line.
+        wrong = f"{error.msg}, column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"{where}: not JSON: {wrong}; possible: one JSON object a line") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a {type(row).__name__}; possible: one JSON object a line")
     return row

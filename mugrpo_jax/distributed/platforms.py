@@ -1,0 +1,34 @@
+"""The platforms, such as cpu, cuda and tpu, on which JAX can work on this machine."""
+
+import importlib.util
+import os
+
+import jax
+
+
+def without_missing_tpu() -> None:
+    """Do not let JAX look for a TPU on a machine that has none, although libtpu is installed.
+
+    `mugrpo plan --topology` needs libtpu on a laptop, and there libtpu prints five lines about missing hosts.
+    JAX sets TPU_SKIP_MDS_QUERY when it is imported on a machine without TPU chips.
+    """
+    asked = jax.config.jax_platforms  # type: ignore[attr-defined]  # defined when jax is imported
+    others = importlib.util.find_spec("jax_plugins")  # of GPUs
+    if not asked and others is None and "TPU_SKIP_MDS_QUERY" in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def missing_platform() -> str:
+    """Return a text about JAX_PLATFORMS if JAX finds no such device; "" if it finds one."""
+    asked = os.environ.get("JAX_PLATFORMS")
+    if not asked:
+        return ""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # which one depends on the platform
+        reason = f" ({' '.join(str(error).split())[:120]})" if str(error) else ""
+        return (
+            f"JAX_PLATFORMS={asked}: JAX finds no such device{reason}; unset it, or install the package "
+            "for it, such as mugrpo-jax[cuda] or mugrpo-jax[tpu]"
+        )
+    return ""
