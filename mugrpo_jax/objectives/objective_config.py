@@ -87,6 +87,8 @@ class ObjectiveConfig:
     >>> loss, metrics = objective(*batch, denominator=2)
     >>> config.settings["clip_high"], config.settings["aggregation"]
     (1.28, 'seq_mean_token_mean')
+    >>> ObjectiveConfig("mu_grpo", {"veto_ratio": "1e-2"}).settings["veto_ratio"]  # as YAML reads 1e-2
+    0.01
     >>> ObjectiveConfig("grpo", {"clip_max": 2})
     Traceback (most recent call last):
     ValueError: grpo has no knob 'clip_max'; possible: clip_low, clip_high, dual_clip, ...

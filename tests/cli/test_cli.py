@@ -864,6 +864,8 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
     for overrides, message in (
         (["batch.stage=2"], "did you mean batch.stages?"),
         (["batch.stages=x"], "batch.stages must be an integer, got 'x'"),
+        (["objective.knobs={veto:none}"], "put a space behind each colon, and quotes around it all"),
+        (["objective.knobs={veto:"], "'{veto:' is not valid YAML; put the whole argument into quotes"),
         (["sampling.slots=7"], "slots=7 must be a positive multiple of the 8 devices"),
         (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
         (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
@@ -896,6 +898,9 @@ def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refu
     assert "not the folder of a run" in refused("report", place)
     assert "not the folder of a run" in refused("export", place, tmp_path / "out")
     assert "exists already" in refused("export", run, run)
+    assert "warm_start.updates is 0" in refused("sft", place / "tiny.yaml", "--out", tmp_path / "s")
+    again = refused("replay", run, "--out", run, "--overwrite", "--dry-run")
+    assert again == f"--out: {run} holds the rollouts to replay; name another folder"
     assert "expected key=value" in refused("eval", run, "--task", "arithmetic", "--option", "x", "--out", "o")
     only = ["--task", "arithmetic", "--out", tmp_path / "o", "--best"]
     assert "only runs have checkpoints" in refused("eval", "tiny", *only)
@@ -932,6 +937,12 @@ def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert f"argument {message}" in capsys.readouterr().err
+
+
+def test_a_key_of_the_config_given_with_dashes_is_named_without(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "quickstart", "--batch.stages=2"])
+    assert "--batch.stages=2; a key of the config has no dashes: batch.stages=2" in capsys.readouterr().err
 
 
 def test_a_missing_config_is_the_only_thing_that_is_missing(capsys):

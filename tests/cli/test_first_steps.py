@@ -83,7 +83,11 @@ def test_init_takes_a_model_and_a_task_or_a_file(call):
     assert call("init", "d.yaml", "--task", "solved.jsonl")[0] == 0
     config = configs.load("d.yaml")
     assert config.warm_start.updates == 600 and config.task.options["columns"]["solution"] == "solution"
-    for name in ("c.yaml", "d.yaml"):
+    Path("named.jsonl").write_text('{"prompt": "1+1=", "target": "2"}\n')
+    assert call("init", "e.yaml", "--task", "named.jsonl")[0] == 0
+    columns = configs.load("e.yaml").task.options["columns"]
+    assert columns == {"template": "{prompt}", "answer": "target"}
+    for name in ("c.yaml", "d.yaml", "e.yaml"):
         preflight.dry_run(configs.load(name), Path("runs/new"))
 
 
