@@ -147,7 +147,8 @@ def _collapse_table(runs: Sequence[Run]) -> Iterable[str]:
             point = seen.get(line["updates"], {})
             shares = (
                 *(line.get(f"abandoned/{sign}_responses") for sign in ("negative", "positive")),
-                *(line.get("behind_abandoned/negative_pull"), point.get("truncated")),
+                line.get("behind_abandoned/negative_pull"),
+                *(point.get("truncated"), point.get("malformed")),
             )
             ratios = [line.get(f"ratio/{place}_abandoned_tokens") for place in ("before", "behind")]
             if None not in shares[:3]:
@@ -163,8 +164,9 @@ def _collapse_table(runs: Sequence[Run]) -> Iterable[str]:
         abandoned = "with an abandoned token: wrong responses | right responses"
         around = "mean ratio in wrong responses before the trigger | behind it"
         pull = "share of Σ\\|ρA\\| behind triggers"
-        yield f"| arm | η | seed | updates | {abandoned} | {pull} | unfinished | {around} | entropy |"
-        yield f"|{'---|' * 11}"
+        cut = "unfinished | malformed"
+        yield f"| arm | η | seed | updates | {abandoned} | {pull} | {cut} | {around} | entropy |"
+        yield f"|{'---|' * 12}"
         yield from rows
 
 

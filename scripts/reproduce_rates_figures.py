@@ -158,7 +158,7 @@ def _draw_panels(
         style = "--" if len(same) == 1 and seeds > 1 else "-"
         for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
             if points == "bins":
-                axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+                axis.yaxis.set_major_formatter(PercentFormatter(1.0))
             _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm], style)
 
 

@@ -133,15 +133,14 @@ def _line(axis: Axes, name: str, found: Mapping[Any, Sequence[Run]]) -> Line2D:
 
 def _start(axis: Axes, rows: Sequence[Run]) -> None:
     start = np.mean([row["accuracy_start"] for row in rows])
-    axis.axhline(start, color="0.5", linewidth=1, linestyle="--")
+    axis.axhline(start, color="0.5", linewidth=1, linestyle=":")
+    place = axis.get_yaxis_transform()  # x from 0 to 1 across the panel
+    axis.text(0.99, start + 0.015, "before training", color="0.4", fontsize=8, ha="right", transform=place)
     axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
 
 
 def _legend() -> list[Line2D]:
-    return [
-        Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed"),
-        Line2D([], [], linestyle="--", color="0.5", label="before training"),
-    ]
+    return [Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed")]
 
 
 def _ends(rows: Sequence[Run], mu: int) -> str:
