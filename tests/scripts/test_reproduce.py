@@ -354,14 +354,14 @@ def test_the_ends_over_the_rates_have_the_spread_of_the_seeds_and_the_collapses(
 
 def test_a_run_that_collapses_has_its_diagnostics_and_a_stage_its_reward_and_drift():
     run = rated("mu_grpo", 0, [0.4, 0.4, 0.1], 0.5, mu=32)
-    run["evaluations"][-1]["truncated"] = 0.98
+    run["evaluations"][-1] |= {"truncated": 0.98, "malformed": 0.07}
     run["batch"] |= {"prompts_per_update": 2, "responses_per_prompt": 4}
     line = {"abandoned/negative_responses": 0.5, "abandoned/positive_responses": 0.25, "entropy/tokens": 0.1}
     line |= {"behind_abandoned/negative_pull": 0.125, "ratio/before_abandoned_tokens": 1.0}
     bins = [{"updates": end, "reward": end / 128, "drift": end / 64, **line} for end in (16, 32, 48, 64)]
     run |= {"bins": bins, "updates": 64}
     table = list(reproduce_rates._collapse_table([run]))
-    assert table[-1] == "| mu_grpo | 2e-05 | 0 | 64 | 50 % | 25 % | 12 % | 98 % | 1.00 | – | 0.100 |"
+    assert table[-1] == "| mu_grpo | 2e-05 | 0 | 64 | 50 % | 25 % | 12 % | 98 % | 7 % | 1.00 | – | 0.100 |"
     held = run | {"evaluations": run["evaluations"][:-1]}
     assert len(table) == 6 and not list(reproduce_rates._collapse_table([held]))
     assert list(reproduce_rates._stage_table([run]))[2:] == [
@@ -508,9 +508,15 @@ QUICKSTARTS = ["quickstart", "quickstart_again", "quickstart_slower", "quickstar
 
 @functools.cache
 def shown_by_draw(folder):
-    """The tables of a folder of docs/results, as lines."""
-    files = reproduce_tables.read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
-    return list(reproduce_tables.tables(*files, 0.5))
+    """The tables of a folder of docs/results, as lines; `A --fitted B` as on the command line of `draw`."""
+    folder, _, fitted = folder.partition(" --fitted ")
+    runs, grid = read_results(folder)
+    lines = list(reproduce_tables.tables(runs, grid, 0.5))
+    return [*lines, *reproduce_held_out.other_grid_table(grid, read_results(fitted)[1])] if fitted else lines
+
+
+def read_results(folder):
+    return reproduce_tables.read(ROOT / "docs" / "results" / folder, list(reproduce.ARMS), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -523,7 +529,8 @@ def shown_by_draw(folder):
         ("## How stale may", "## Time", ["quickstart_mu"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The staleness law", ["gsm8k"]),
-        ("## The law with a lag", "## The law with larger", ["lag"]),
+        ("## The law with a lag", "## A check on runs", ["lag"]),
+        ("## A check on runs", "## The law with larger", ["quickstart_mu --fitted lag"]),
         ("## The law with larger", "## The law on chains", ["lag-large"]),
         ("## The law on chains", "", ["lag-chains"]),
         ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
@@ -568,6 +575,23 @@ def test_the_page_of_results_says_what_its_files_say(begin, end, folders):
                 assert close, f"{name}: {number} in {cells}"
                 checked += 1
     assert checked > 10
+
+
+def test_each_accuracy_in_the_table_of_claims_is_one_that_draw_prints():
+    """A row names its folders in its last cell; `*-seed*.jsonl` are the files of docs/results itself."""
+    text = (ROOT / "docs" / "results.md").read_text()
+    table = text[text.index("| claim | verdict |") :].split("\n\n")[0].splitlines()[2:]
+    checked = 0
+    for line in table:
+        _, _, numbers, places = (cell.strip() for cell in line.split("|")[1:-1])
+        folders = [name.replace("*-seed*.jsonl", ".") for name in re.findall(r"`([^`]+)`", places)]
+        if any("*" in folder for folder in folders):
+            continue  # the row about time: its tables have a test of their own
+        there = {float(n) for name in folders for line in shown_by_draw(name) for n in NUMBER.findall(line)}
+        for number in re.findall(r"\d+\.\d+", numbers):
+            assert any(abs(value - float(number)) < 0.00051 for value in there), f"{number} in {line[:60]}"
+            checked += 1
+    assert checked > 30
 
 
 def test_each_line_about_equal_accuracy_is_one_that_draw_prints(tmp_path, monkeypatch, capsys):
@@ -921,13 +945,14 @@ def test_runs_that_differ_only_in_the_length_of_stages_are_compared_by_it():
     assert list(reproduce_stages.generations(rows)) == []  # files of earlier grids do not have this
     figure, axis = plt.subplots()
     legend = [line.get_label() for line in reproduce_stages.plot(axis, rows)]
-    assert legend[1:] == ["µ-GRPO: relaxed clip, veto", "collapsed", "before training"]
+    assert legend[1:] == ["µ-GRPO: relaxed clip, veto", "collapsed"]
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
     assert lines["narrow clip [0.8, 1.2]"] == [[4, pytest.approx(0.8)], [64, pytest.approx(0.85 / 3)]]
     hollow = [line.get_xydata()[0] for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
     assert np.allclose(hollow, [[64, 0.8 / 3]])
-    (start,) = (line for line in axis.get_lines() if line.get_linestyle() == "--")
+    (start,) = (line for line in axis.get_lines() if line.get_linestyle() == ":")
     assert start.get_ydata() == pytest.approx([0.2, 0.2])
+    assert [text.get_text() for text in axis.texts] == ["before training"]
     assert axis.get_title() == "µ = 64: narrow clip 0.28, µ-GRPO 0.90 (learning rate 0.5)"
     plt.close(figure)
 
