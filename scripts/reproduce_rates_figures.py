@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from reproduce_rates import TRIGGERED, collapsed
 from reproduce_regimes import Run
 from reproduce_settings import SETTINGS, setting
@@ -158,7 +157,7 @@ def _draw_panels(
         style = "--" if len(same) == 1 and seeds > 1 else "-"
         for axis, (points, name) in zip(axes, (PANELS[panel] for panel in panels), strict=True):
             if points == "bins":
-                axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+                axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
             _draw_arm(axis, [_curve(run[points], name) for run in same], label, COLORS[arm], style)
 
 

@@ -135,7 +135,7 @@ def _start(axis: Axes, rows: Sequence[Run]) -> None:
     start = np.mean([row["accuracy_start"] for row in rows])
     axis.axhline(start, color="0.5", linewidth=1, linestyle=":")
     place = axis.get_yaxis_transform()  # x from 0 to 1 across the panel
-    axis.text(0.99, start + 0.015, "before training", color="0.4", fontsize=8, ha="right", transform=place)
+    axis.text(0.01, start - 0.015, "before training", color="0.4", fontsize=8, va="top", transform=place)
     axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
 
 
