@@ -209,5 +209,7 @@ def read_config(folder: Path) -> RunConfig:
     """Return the config with which a run was started."""
     path = folder / "config.yaml"
     if not path.exists():
-        raise ConfigError(f"{folder}: not the folder of a run (it has no config.yaml)")
+        inside = [] if is_remote(folder) else sorted(folder.glob("*/config.yaml"))
+        named = f"; runs in it: {', '.join(place.parent.name for place in inside[:8])}" if inside else ""
+        raise ConfigError(f"{folder}: not the folder of a run (it has no config.yaml){named}")
     return configs.load(path)

@@ -117,7 +117,10 @@ def task_maker(name: str, options: Mapping[str, Any]) -> Callable[..., Task]:
         make = functools.partial(preset_task, name)
     else:
         if name.endswith((".jsonl", ".parquet")) or name.startswith("hub:"):
-            raise ValueError(f"task is {name!r}; write name: dataset and options: {{train: {name}}}")
+            raise ValueError(
+                f"task is {name!r}; write name: dataset and options: {{train: {name}}}, or for `mugrpo eval` "
+                f"--task dataset --option test={name}"
+            )
         raise ValueError(f"task is {name!r}; {possible_names(name, [*GENERATORS, 'dataset', *PRESETS])}")
     known = inspect.signature(make).parameters
     for option, value in options.items():

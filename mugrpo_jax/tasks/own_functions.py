@@ -82,6 +82,8 @@ def _imported(place: str) -> types.ModuleType:
     name = _module_name(place)
     if os.sep in place and not os.path.isfile(name):
         raise ValueError(f"no such file: {name}")
+    if place.endswith(".py") and not os.path.isfile(place):
+        raise ValueError(f"no such file: {place}")
     try:
         if os.sep not in place:
             return importlib.import_module(name)

@@ -896,6 +896,8 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
 def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refused):
     assert "not the folder of a run" in refused("rollouts", place)
     assert "not the folder of a run" in refused("report", place)
+    _, _, inside = refused("report", run.parent).partition("(it has no config.yaml); runs in it: ")
+    assert run.name in inside.split(", ")
     assert "not the folder of a run" in refused("export", place, tmp_path / "out")
     assert "exists already" in refused("export", run, run)
     assert "warm_start.updates is 0" in refused("sft", place / "tiny.yaml", "--out", tmp_path / "s")

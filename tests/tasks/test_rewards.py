@@ -165,6 +165,7 @@ def test_rewards_are_loaded_by_name():
             "reward 'strange_rewards:NOT_A_FUNCTION' is a int; possible: a func",
         ),
         ("strange_rewards:", "reward is 'strange_rewards:'; possible: exact"),
+        ("nofile.py:f", "reward 'nofile.py:f': cannot import 'nofile.py': no such file: nofile.py"),
         ("../mine.py:f", "reward '../mine.py:f': cannot import '../mine.py': no such file: /"),
     ],
 )
