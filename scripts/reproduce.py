@@ -238,9 +238,8 @@ def _work(folder: Path, mu: int, arguments: argparse.Namespace, keys: list[str],
     if rest:
         sys.exit(f"--updates: {arguments.updates} is not a multiple of µ = {mu}")
     sizes = [f"batch.updates_per_stage={mu}", f"batch.stages={stages}"]
-    slots = _slots(arguments.config, [*keys, *sizes])
     last_words = [f"model.source={start}", "warm_start.updates=0"]  # overrides are for the warm start too
-    command = ("train", arguments.config, "--out", folder, *keys, *sizes, *slots, *last_words)
+    command = ("train", arguments.config, "--out", folder, *keys, *sizes, *last_words)
     return Work(folder, command, () if arguments.keep else HEAVY, arguments.updates)
 
 
@@ -270,14 +269,6 @@ def _drop_heavy(works: list[Work]) -> None:
     for work in works:
         for part in HEAVY:
             shutil.rmtree(work.folder / part, ignore_errors=True)
-
-
-def _slots(path: Path, keys: list[str]) -> list[str]:
-    """At most as many slots as a stage has responses."""
-    config = configs.load(path, keys)
-    responses = config.prompts_per_stage * config.batch.responses_per_prompt
-    wanted = config.sampling.slots
-    return [f"sampling.slots={responses}"] if wanted != "auto" and wanted > responses else []
 
 
 if __name__ == "__main__":

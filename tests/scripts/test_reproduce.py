@@ -193,16 +193,14 @@ def test_stale_arms_replay_the_rollouts_of_the_first_one_of_their_seed():
         reproduce._replays(works, reproduce._parser().parse_args([*given, "--mu", "4"]))
 
 
-def test_a_short_stage_gets_no_more_slots_than_responses():
-    arguments = reproduce._parser().parse_args(["run", "--runs", "r"])
-    for mu, slots in ((4, ["sampling.slots=256"]), (1024, [])):
-        command = reproduce._work(Path("x"), mu, arguments, [], Path("model")).command
-        assert [key for key in command if str(key).startswith("sampling.")] == slots
-    assert reproduce._parser().parse_args(["run", "--runs", "r", "--config", "a.yaml"]).config.is_absolute()
-    gsm8k = reproduce.CONFIG.with_name("smollm2_gsm8k.yaml")
-    arguments = reproduce._parser().parse_args(["run", "--runs", "r", "--config", str(gsm8k)])
+def test_several_runs_on_one_gpu_take_as_many_slots_as_fit_into_their_share():
+    parse = reproduce._parser().parse_args
+    assert parse(["run", "--runs", "r", "--config", "a.yaml"]).config.is_absolute()
+    found = sorted(reproduce.CONFIG.parent.glob("*.yaml"))
+    assert len(found) == 3 and {reproduce.configs.load(path).sampling.slots for path in found} == {"auto"}
+    arguments = parse(["run", "--runs", "r", "--config", str(found[0]), "--jobs", "4"])
     command = reproduce._work(Path("x"), 4, arguments, [], Path("model")).command
-    assert command[:2] == ("train", gsm8k) and "sampling.slots=512" in command
+    assert command[:2] == ("train", found[0]) and not [key for key in command if "slots" in str(key)]
 
 
 def test_a_warm_start_of_another_task_is_not_taken(tmp_path):
