@@ -1,5 +1,6 @@
 """The platforms, such as cpu, cuda and tpu, on which JAX can work on this machine."""
 
+import importlib.metadata
 import importlib.util
 import os
 
@@ -10,12 +11,21 @@ def without_missing_tpu() -> None:
     """Do not let JAX look for a TPU on a machine that has none, although libtpu is installed.
 
     `mugrpo plan --topology` needs libtpu on a laptop, and there libtpu prints five lines about missing hosts.
-    JAX sets TPU_SKIP_MDS_QUERY when it is imported on a machine without TPU chips.
+    When JAX is imported, it names its platforms itself if it finds libtpu and TPU chips. TPU_SKIP_MDS_QUERY
+    alone says little: JAX sets it on a machine without chips, but Kubernetes sets it on TPU hosts too.
     """
     asked = jax.config.jax_platforms  # type: ignore[attr-defined]  # defined when jax is imported
-    others = importlib.util.find_spec("jax_plugins")  # of GPUs
-    if not asked and others is None and "TPU_SKIP_MDS_QUERY" in os.environ:
+    if not asked and "TPU_SKIP_MDS_QUERY" in os.environ and not _has_plugins():
         jax.config.update("jax_platforms", "cpu")
+
+
+def _has_plugins() -> bool:
+    """Return whether JAX may find devices through a plugin, such as that for CUDA."""
+    return bool(
+        importlib.util.find_spec("jax_plugins")
+        or importlib.metadata.entry_points(group="jax_plugins")
+        or os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS")
+    )
 
 
 def missing_platform() -> str:

@@ -1,5 +1,6 @@
 """Devices that JAX should not look for, or cannot find."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -12,22 +13,29 @@ from mugrpo_jax.distributed.platforms import missing_platform, without_missing_t
 
 
 @pytest.mark.parametrize(
-    ("asked", "plugins", "chips", "wanted"),
+    ("asked", "variables", "package", "entry_points", "wanted"),
     [
-        (None, None, False, "cpu"),  # a laptop
-        ("tpu", None, False, None),  # the user knows better
-        (None, object(), False, None),  # GPUs may be there
-        (None, None, True, None),  # a TPU
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, None, [], "cpu"),  # a laptop: JAX has set the variable
+        ("tpu", {"TPU_SKIP_MDS_QUERY": "1"}, None, [], None),  # the user knows better
+        ("tpu,cpu", {"TPU_SKIP_MDS_QUERY": "true"}, None, [], None),  # a TPU host of Kubernetes
+        (None, {}, None, [], None),  # chips, but no libtpu
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, object(), [], None),  # GPUs may be there, or others:
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, None, ["plugin"], None),
+        (None, {"TPU_SKIP_MDS_QUERY": "1", "PJRT_NAMES_AND_LIBRARY_PATHS": "a:a.so"}, None, [], None),
     ],
 )
-def test_a_tpu_is_not_looked_for_on_a_machine_without_one(monkeypatch, asked, plugins, chips, wanted):
+def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
+    monkeypatch, asked, variables, package, entry_points, wanted
+):
     set_to = []
     monkeypatch.setattr(jax.config, "update", lambda name, value: set_to.append((name, value)))
     monkeypatch.setattr(type(jax.config), "jax_platforms", asked, raising=False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: plugins)
-    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    if not chips:
-        monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entry_points)
+    for name in ("TPU_SKIP_MDS_QUERY", "PJRT_NAMES_AND_LIBRARY_PATHS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     without_missing_tpu()
     assert set_to == ([("jax_platforms", wanted)] if wanted else [])
 
