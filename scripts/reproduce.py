@@ -36,18 +36,19 @@ CONFIG = ROOT / "configs" / "experiments" / "smollm2_word_problems.yaml"
 RESULTS = ROOT / "docs" / "results"
 HEAVY = ("checkpoints", "rollouts")  # deleted after a run: one checkpoint here is 2.7 GB
 
-RELAXED = ["objective.name=mu_grpo"]
+RELAXED = ["objective.name=mu_grpo"]  # with the knobs of the config, such as another ratio of the veto
+OTHER = ["objective.knobs={}"]  # behind the name of another objective, which does not have these knobs
 FRESH = {"grpo-mu4": 4}  # arms with a µ of their own
 ARMS = {
-    "grpo-mu4": ["objective.name=grpo"],
+    "grpo-mu4": ["objective.name=grpo", *OTHER],
     "mu_grpo": RELAXED,
-    "grpo-stale": ["objective.name=grpo"],
-    "relaxed-no-veto": [*RELAXED, "objective.knobs={veto: none}"],
-    "mu_grpo-trigger": [*RELAXED, "objective.knobs={veto: trigger}"],
-    "mu_grpo-suffix_non_trigger": [*RELAXED, "objective.knobs={veto: suffix_non_trigger}"],
-    "mu_grpo-sequence": [*RELAXED, "objective.knobs={veto: sequence}"],
-    "m2po": ["objective.name=m2po"],
-    "p3o": ["objective.name=p3o", "batch.equal_groups=keep"],  # P3O also uses groups with equal rewards
+    "grpo-stale": ["objective.name=grpo", *OTHER],
+    "relaxed-no-veto": [*RELAXED, "objective.knobs.veto=none"],
+    "mu_grpo-trigger": [*RELAXED, "objective.knobs.veto=trigger"],
+    "mu_grpo-suffix_non_trigger": [*RELAXED, "objective.knobs.veto=suffix_non_trigger"],
+    "mu_grpo-sequence": [*RELAXED, "objective.knobs.veto=sequence"],
+    "m2po": ["objective.name=m2po", *OTHER],
+    "p3o": ["objective.name=p3o", *OTHER, "batch.equal_groups=keep"],  # it also uses equal groups
     # The rate is ten times that of the chains config: adapters need larger steps than all weights.
     "mu_grpo-lora": [*RELAXED, "lora.rank=16", "lora.alpha=32", "optimizer.learning_rate=5e-5"],
 }
@@ -225,7 +226,7 @@ def _grid(arguments: argparse.Namespace) -> Iterator[Setting]:
     pairs = [(objective, mu) for objective, several in sizes.items() for mu in several]
     settings = itertools.product(arguments.seeds, arguments.rates, pairs, arguments.lags)
     for seed, rate, (objective, mu), lag in settings:
-        named = ARMS.get(objective, [f"objective.name={objective}"])
+        named = ARMS["grpo-stale" if objective == "grpo" else objective]
         keys = [f"seed={seed}", *named, f"optimizer.learning_rate={rate}"]
         rare = f"checkpoints.every={arguments.updates}"  # only at a stop and at the end
         late, lagged = (f"-lag{lag}", [f"batch.lag={lag}"]) if lag else ("", [])

@@ -1,5 +1,6 @@
 """The figures of arms that replayed the same rollouts at several learning rates."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from reproduce_rates import TRIGGERED, collapsed
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+from reproduce_rates import TRIGGERED, collapsed, end
 from reproduce_regimes import Run
 from reproduce_settings import SETTINGS, setting
 
@@ -53,11 +56,13 @@ PANELS = {  # label of the axis: where the points are, and their name; all but t
 
 
 def draw(runs: Sequence[Run], folder: Path) -> None:
-    """Draw the methods at each learning rate, and the scopes of the veto at the highest."""
+    """Draw the methods at each learning rate, the scopes of the veto at the highest, and ends over rates."""
     if any(run["arm"] in METHODS for run in runs):
         (draw_methods if len(_rates(runs)) > 1 else draw_side_by_side)(runs, folder / "methods.png")
     if any(run["arm"] in SCOPES.keys() - METHODS.keys() for run in runs):
         draw_scopes(runs, folder / "scopes.png")
+    if len(_rates(run for run in runs if run["arm"] == "mu_grpo")) > 2:
+        draw_ends(runs, folder / "ends.png")
 
 
 def draw_methods(runs: Sequence[Run], path: Path) -> None:
@@ -110,6 +115,63 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
     counts = [f"{label} {count}" for arm, label in SCOPES.items() if (count := _collapses(same, arm))]
     figure.suptitle(f"Collapsed at {rate:g}: {', '.join(counts)}", fontsize=10)
     _finish(figure, path)
+
+
+def draw_ends(runs: Sequence[Run], path: Path) -> None:
+    """The end of each arm over the learning rate: objectives on the left, scopes of the veto on the right.
+
+    A dashed line is fresh data at its best learning rate.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    rates, fresh = _rates(runs), _ends(runs, "grpo-mu4")
+    for axis, names in zip(axes, (OBJECTIVES, SCOPES), strict=True):
+        found = {arm: _ends(runs, arm) for arm in names}
+        lines = [
+            draw_over(axis, found[arm], COLORS[arm], label) for arm, label in names.items() if found[arm]
+        ]
+        if fresh:
+            style = {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 2))}
+            lines.append(axis.axhline(best_of(fresh), label=METHODS["grpo-mu4"], **style))
+        axis.set(xscale="log", xlabel="learning rate", ylim=(0, None))
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.xaxis.set_minor_locator(NullLocator())
+        best = [f"{label} {best_of(found[arm]):.2f}" for arm, label in names.items() if found[arm]]
+        title = f"best of the rates tried: {', '.join(best)}"
+        axis.set_title("\n".join(textwrap.wrap(title, 60)), fontsize=10)
+        axis.legend(handles=[*lines, LOST], fontsize=8, frameon=False)
+        axis.grid(alpha=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("held-out accuracy at the end")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+Ends = Mapping[float, Sequence[tuple[float, bool]]]  # for each place: the ends of runs, and which collapsed
+LOST = Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed")
+
+
+def _ends(runs: Sequence[Run], arm: str) -> Ends:
+    same = [run for run in runs if run["arm"] == arm]
+    return {
+        rate: [(end(run), collapsed(run)) for run in same if run["rate"] == rate] for rate in _rates(same)
+    }
+
+
+def best_of(found: Ends) -> float:
+    """The highest mean end."""
+    return max(float(np.mean([height for height, _ in ends])) for ends in found.values())
+
+
+def draw_over(axis: Axes, found: Ends, color: str, label: str) -> Line2D:
+    """A mark for each run, hollow if it collapsed, and a line through the means; return the line."""
+    places = [place for place, ends in found.items() if ends]
+    means = [np.mean([height for height, _ in found[place]]) for place in places]
+    (line,) = axis.plot(places, means, color=color, linewidth=2, label=label)
+    for place in places:
+        for height, gone in found[place]:
+            fill = "white" if gone else color
+            axis.plot(place, height, "o", color=color, markerfacecolor=fill, markersize=6)
+    return line
 
 
 def draw_settings(runs: Sequence[Run], path: Path) -> None:

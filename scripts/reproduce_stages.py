@@ -83,7 +83,7 @@ def plot(axis: Axes, rows: Sequence[Run]) -> list[Line2D]:
     rates = _rates(rows)
     how = f"learning rate {rates[0]:g}" if len(rates) == 1 else f"best of {len(rates)} learning rates"
     axis.set_title(f"{_ends(rows, lengths[-1])} ({how})", fontsize=10)
-    return [*lines, *_legend()]
+    return [*lines, figures.LOST]
 
 
 def tuned(rows: Sequence[Run]) -> list[int]:
@@ -115,20 +115,13 @@ def plot_rates(axes: Sequence[Axes], rows: Sequence[Run]) -> list[Line2D]:
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_title(f"{_ends(rows, mu)} (best rates)", fontsize=10)
-    return [*lines, *_legend()]
+    return [*lines, figures.LOST]
 
 
 def _line(axis: Axes, name: str, found: Mapping[Any, Sequence[Run]]) -> Line2D:
     """Draw the runs of an objective at several places, and a line through their means."""
-    color, label = figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]]
-    places = [place for place, same in found.items() if same]
-    means = [np.mean([end(row) for row in found[place]]) for place in places]
-    (line,) = axis.plot(places, means, color=color, linewidth=2, label=label)
-    for place in places:
-        for row in found[place]:
-            fill = color if row["collapse"] is None else "white"
-            axis.plot(place, end(row), "o", color=color, markerfacecolor=fill, markersize=6)
-    return line
+    ends = {place: [(end(row), row["collapse"] is not None) for row in same] for place, same in found.items()}
+    return figures.draw_over(axis, ends, figures.COLORS[NAMES[name]], figures.METHODS[NAMES[name]])
 
 
 def _start(axis: Axes, rows: Sequence[Run]) -> None:
@@ -137,10 +130,6 @@ def _start(axis: Axes, rows: Sequence[Run]) -> None:
     place = axis.get_yaxis_transform()  # x from 0 to 1 across the panel
     axis.text(0.01, start - 0.015, "before training", color="0.4", fontsize=8, va="top", transform=place)
     axis.set(xscale="log", ylim=(-0.02, 1.02), ylabel="held-out accuracy at the end")
-
-
-def _legend() -> list[Line2D]:
-    return [Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed")]
 
 
 def _ends(rows: Sequence[Run], mu: int) -> str:

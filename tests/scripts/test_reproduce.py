@@ -170,6 +170,24 @@ def test_the_queue_has_the_order_that_was_asked_for(monkeypatch):
         reproduce._work(Path("x"), 1000, both, [], Path("model"))
 
 
+def test_an_arm_keeps_the_knobs_of_the_config_that_its_objective_has():
+    knobs = {}
+    for arm, keys in reproduce.ARMS.items():
+        config = reproduce.configs.load("quickstart", ["objective.knobs={veto_ratio: 0.25}", *keys])
+        knobs[arm] = config.objective.name, dict(config.objective.knobs)
+    ratio = {"veto_ratio": 0.25}
+    assert knobs.pop("mu_grpo") == knobs.pop("mu_grpo-lora") == ("mu_grpo", ratio)
+    for scope in ("none", "trigger", "suffix_non_trigger", "sequence"):
+        arm = "relaxed-no-veto" if scope == "none" else f"mu_grpo-{scope}"
+        assert knobs.pop(arm) == ("mu_grpo", ratio | {"veto": scope})
+    assert knobs == {
+        "grpo-mu4": ("grpo", {}),
+        "grpo-stale": ("grpo", {}),
+        "m2po": ("m2po", {}),
+        "p3o": ("p3o", {}),
+    }
+
+
 def test_stale_arms_replay_the_rollouts_of_the_first_one_of_their_seed():
     arms = ["relaxed-no-veto", "grpo-mu4", "mu_grpo"]
     given = ["run", "--runs", "r", "--replay", "--updates", "8", "--arms", *arms, "--seeds", "0", "1"]
@@ -1005,6 +1023,39 @@ def test_objectives_are_drawn_over_the_learning_rate_where_several_were_tried():
     assert np.allclose(hollow, [[1, 0.1]])
     assert axis.get_title() == "µ = 64: narrow clip 0.40, µ-GRPO 0.80 (best rates)"
     plt.close(figure)
+
+
+def test_arms_are_drawn_over_the_learning_rate_if_three_were_tried(tmp_path, monkeypatch):
+    def run(arm, rate, *accuracy, seed=0):
+        points = [{"updates": 32 * i, "accuracy": value} for i, value in enumerate(accuracy)]
+        return {"arm": arm, "rate": rate, "seed": seed, "evaluations": points, "bins": []}
+
+    runs = [run("mu_grpo", 0.25, 0.4, 0.4, 0.7), run("mu_grpo", 0.25, 0.6, 0.6, 0.6, seed=1)]
+    runs += [run("mu_grpo", 0.5, 0.3, 0.3, 0.3), run("m2po", 0.5, 0.1, 0.1, 0.1)]
+    runs += [run("relaxed-no-veto", 0.25, 0.4, 0.4, 0.1), run("grpo-mu4", 0.25, 0.9, 0.9, 0.9)]
+    names = ("draw_methods", "draw_scopes", "draw_ends")
+    drawn = []
+    for name in names:
+        monkeypatch.setattr(reproduce_rates_figures, name, lambda *_, name=name: drawn.append(name))
+    reproduce_rates_figures.draw(runs, tmp_path)
+    assert drawn == ["draw_methods"]
+    reproduce_rates_figures.draw([*runs, run("mu_grpo", 1.0, 0.1, 0.1, 0.1)], tmp_path)
+    assert drawn[1:] == ["draw_methods", "draw_ends"]
+    monkeypatch.undo()
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    reproduce_rates_figures.draw_ends(runs, tmp_path / "ends.png")
+    left, right = plt.gcf().axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in left.get_lines()}
+    assert lines["µ-GRPO"] == [[0.25, pytest.approx(0.55)], [0.5, pytest.approx(0.3)]]
+    assert lines["M2PO"] == [[0.5, pytest.approx(0.1)]]
+    assert [y for _, y in lines["GRPO, fresh data (µ = 4)"]] == pytest.approx([0.9, 0.9])
+    hollow = [line.get_xydata()[0] for line in right.get_lines() if line.get_markerfacecolor() == "white"]
+    assert np.allclose(hollow, [[0.25, 0.3]])
+    wanted = "best of the rates tried: no veto 0.30, the suffix (µ-GRPO) 0.55"
+    assert right.get_title().replace("\n", " ") == wanted
+    assert [text.get_text() for text in left.get_legend().get_texts()][-1] == "collapsed"
+    monkeypatch.undo()
+    plt.close("all")
 
 
 def test_an_arm_with_one_seed_is_dashed_where_others_have_several():
