@@ -30,11 +30,12 @@ from mugrpo_jax import objectives
 COLORS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]  # of a qualitative map
 MARKERS = "o^sDvP*X"
 DIAGNOSTICS = {
-    "abandoned/negative_responses": "wrong responses with a trigger",
+    "abandoned/negative_responses": "share of wrong responses with a trigger",
     "gap/tokens": "mean |log ratio|",
     "drift": "drift since the stage began",
-    "gradient_cosine": "cosine of consecutive gradients",
+    "gradient_cosine": "cosine of consecutive gradients, smoothed",
 }
+SMOOTH = 16  # points of the file whose mean is one point of the smoothed cosine
 
 
 def draw(
@@ -98,15 +99,18 @@ def _draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     panels = iter(axes[0])
     _draw_arms(axis := next(panels), runs, colors, banded)
     axis.set(xlabel="updates", ylabel="held-out accuracy")
+    axis.set_title(figures.ends_of(runs, colors), fontsize=9)
     if several:
         _draw_arms(axis := next(panels), apart, colors)
         axis.axhline(0, color=colors[FRESH], linewidth=1.6)
+        axis.set_title("below 0: behind fresh data", fontsize=9)
         axis.set(xlabel="updates", ylabel="accuracy less that of fresh data, same seed")
     if alone:
         axis = next(panels)
         for run in alone:
             x, y, error = _curve(run, "clock")
             _line(axis, (x / 60, y, error), colors[run["arm"]], band=run["arm"] == banded)
+        axis.set_title("the same over time, of runs alone on the GPU", fontsize=9)
         axis.set(
             xlabel="minutes of training with compiling, evaluations left out", ylabel="held-out accuracy"
         )
@@ -156,10 +160,19 @@ def _draw_staleness(runs: Sequence[Run], path: Path) -> None:
     )
     figure, panels = plt.subplots(2, 2, figsize=(12, 6), sharex=True, layout="constrained")
     for axis, (name, label) in zip(panels.flat, DIAGNOSTICS.items(), strict=True):
+        most = {}
         for run in runs:
             points = [point for point in run["bins"] if point.get(name) is not None]
-            style = {"color": colors[run["arm"]], "linewidth": 0.9, "alpha": 0.9}
-            axis.plot([point["updates"] for point in points], [point[name] for point in points], **style)
+            if not points:
+                continue
+            x, y = (np.array([point[key] for point in points], float) for key in ("updates", name))
+            if name == "gradient_cosine" and len(points) > SMOOTH:
+                x, y = (np.convolve(values, np.full(SMOOTH, 1 / SMOOTH), "valid") for values in (x, y))
+            axis.plot(x, y, color=colors[run["arm"]], linewidth=1.2, alpha=0.9)
+            most[run["arm"]] = y.max()
+        if most:
+            arm = max(most, key=most.__getitem__)
+            axis.set_title(f"highest: {most[arm]:.2g}, {figures.METHODS[arm]}", fontsize=9)
         axis.set_ylabel(label, fontsize=9)
     for axis in panels[1]:
         axis.set_xlabel("updates")
@@ -228,7 +241,7 @@ def _draw_law(rows: Sequence[Run], path: Path) -> None:
             interval, errors = objectives.best_split(places, bad)
             if name in in_title:
                 wrong, compared = wrong + errors, compared + len(group)
-            _draw_bound(axis, interval, colors[name])
+                _draw_bound(axis, interval, colors[name])
             for lag in sorted({row["mu"] for row in group}):
                 same = [(row, place) for row, place in zip(group, places) if row["mu"] == lag]
                 style = {"color": colors[name], "marker": markers[lag], "markersize": sizes[name]}
@@ -317,19 +330,24 @@ def _law_legend(colors: dict[str, Any], markers: dict[int, str], lags: str) -> l
 
 
 def _draw_regimes(runs: Sequence[Measured], path: Path) -> None:
-    """Draw the drift of the longest first stages, divided by η·G, beside both limits of the law."""
+    """Draw the drift of the longest first stages, divided by η·G, beside both limits of the law.
+
+    A band has all runs of an objective, its line is their geometric mean.
+    """
     lag = max(run.lag for run in runs)
     longest = [run for run in runs if run.lag == lag and run.stages and run.stages[0][2]]
     if not longest:
         return
-    names = list(dict.fromkeys(run.name for run in longest))
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    colors = {name: COLORS[i] for i, name in enumerate(dict.fromkeys(run.name for run in longest))}
     ends = []
-    for run in longest:
-        updates, drift, _ = run.stages[0]
-        moved = drift / (run.learning_rate * run.update_size)
-        ends.append(moved[-1])
-        axis.plot(updates, moved, color=COLORS[names.index(run.name)], linewidth=1, alpha=0.7)
+    for name, color in colors.items():
+        curves = [(run.stages[0][0], _moved(run)) for run in longest if run.name == name]
+        updates = curves[0][0]
+        moved = [np.interp(updates, *curve) for curve in curves]
+        ends += [curve[-1] for curve in moved]
+        axis.fill_between(updates, np.min(moved, axis=0), np.max(moved, axis=0), color=color, alpha=0.2)
+        axis.plot(updates, np.exp(np.mean(np.log(moved), axis=0)), color=color, linewidth=2)
     first = min(run.stages[0][0][0] for run in longest)
     updates = np.arange(max(round(first / 4), 1), lag + 1)
     noise, straight = (
@@ -343,8 +361,13 @@ def _draw_regimes(runs: Sequence[Measured], path: Path) -> None:
     title = f"The drift of {len(longest)} runs with µ = {lag}, at all learning rates, is near that of {near}"
     axis.set_title(title, fontsize=10)
     legend = [
-        *(Line2D([], [], color=COLORS[i], label=OBJECTIVES.get(name, name)) for i, name in enumerate(names)),
+        *(Line2D([], [], color=color, label=OBJECTIVES.get(name, name)) for name, color in colors.items()),
         Line2D([], [], color="black", linestyle="--", label="noise with Adam's momentum"),
         Line2D([], [], color="0.5", linestyle=":", label="parallel updates"),
     ]
     _finish(figure, legend, path)
+
+
+def _moved(run: Measured) -> np.ndarray:
+    """The drift in the first stage in units of η·G: the number of parallel updates that go as far."""
+    return np.asarray(run.stages[0][1]) / (run.learning_rate * run.update_size)

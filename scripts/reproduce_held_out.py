@@ -114,7 +114,7 @@ def lag_of(rows: Iterable[Run]) -> str:
 
 def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
     """Fit every limit to all µ but one, and predict which runs with the left-out µ collapse."""
-    yield "| objective | limit on | left-out runs told right | wrong | the wrong ones |"
+    yield "| objective | limit on | left-out runs predicted right | wrong | the wrong ones |"
     yield f"|{'---|' * 5}"
     for name, same in _by_objective(rows).items():
         if len({row["mu"] for row in same}) < 2:
@@ -136,7 +136,7 @@ def held_out_table(rows: Sequence[Run]) -> Iterable[str]:
 
 def other_grid_table(rows: Sequence[Run], fitted: Sequence[Run]) -> Iterable[str]:
     """Fit every limit to the runs of one grid, and predict which runs of another grid collapse."""
-    yield "| objective | limit on | fitted limit | runs told right | wrong |"
+    yield "| objective | limit on | fitted limit | runs predicted right | wrong |"
     yield f"|{'---|' * 5}"
     groups = _by_objective(fitted)
     for name, same in _by_objective(rows).items():
@@ -153,7 +153,7 @@ def other_grid_table(rows: Sequence[Run], fitted: Sequence[Run]) -> Iterable[str
 
 
 def _most_frequent(rows: Sequence[Run]) -> tuple[str, int, int]:
-    """The rule that gives all runs the more frequent end; how many it tells right, and wrong."""
+    """The rule that gives all runs the more frequent end; how many it predicts right, and wrong."""
     fell = sum(row["collapse"] is not None for row in rows)
     rest = len(rows) - fell
     return ("none: all collapse", fell, rest) if fell > rest else ("none: all hold", rest, fell)
@@ -189,7 +189,7 @@ def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
     known = [run for run in runs if arms.get(run["arm"]) in groups]
     if not known:
         return
-    told = "told by T·η | told by the drift | seen"
+    told = "predicted by T·η | predicted by the drift | seen"
     yield f"| run | seed | µ | η | updates | predicted drift since the start | tolerated | {told} |"
     yield f"|{'---|' * 10}"
     right = np.zeros(2, int)
@@ -206,7 +206,7 @@ def unseen_table(runs: Sequence[Run], rows: Sequence[Run]) -> Iterable[str]:
         cells = mu, f"{rate:g}", run["updates"], f"{walk.of_run(row):.2f}", f"{noisy[1]:.2f}"
         yield row_of(run["arm"], run["seed"], *cells, *("collapses" if it else "holds" for it in bad))
     yield ""
-    yield f"Told right of {len(known)} runs: {right[0]} by T·η, {right[1]} by the drift."
+    yield f"Predicted right of {len(known)} runs: {right[0]} by T·η, {right[1]} by the drift."
 
 
 def advice_table(rows: Sequence[Run]) -> Iterable[str]:
@@ -226,24 +226,35 @@ def advice_table(rows: Sequence[Run]) -> Iterable[str]:
 
 
 def advice_check_table(rows: Sequence[Run]) -> Iterable[str]:
-    """The rate that a report advises after a collapse: did other runs of this µ below it hold?"""
-    advice = "collapsed runs | η of these | η advised, median | runs below it | collapsed"
-    yield f"| objective | {lag_of(rows)} | {advice} |"
-    yield f"|{'---|' * 7}"
+    """Was a lower rate safe? That which a report says to try after a collapse, and two simpler ones.
+
+    Each run that collapsed is compared with all runs of the same µ at the rate in question or a lower one.
+    A cell adds up how many of these collapsed, of how many.
+    """
+    rates: dict[str, Callable[[Run], float]] = {
+        "half of the report's limit": lambda row: _advised(row) / 2,
+        "half of its own η": lambda row: row["learning_rate"] / 2,
+        "a quarter of it": lambda row: row["learning_rate"] / 4,
+    }
+    yield f"| objective | runs that collapsed | collapsed at {' | '.join(rates)} |"
+    yield f"|{'---|' * (2 + len(rates))}"
     for name, same in _by_objective(rows).items():
-        for lag in sorted({row["mu"] for row in same}):
-            alike = [row for row in same if row["mu"] == lag]
-            fell = [row for row in alike if row["collapse"] is not None and row["critical_drift"]]
-            if fell:
-                advised = float(np.median([_advised(row) for row in fell]))
-                below = [row["collapse"] is not None for row in alike if row["learning_rate"] < advised]
-                rates = sorted({row["learning_rate"] for row in fell})
-                shown = ", ".join(f"{rate:g}" for rate in rates)
-                yield row_of(name, lag, len(fell), shown, f"{advised:.2g}", len(below), sum(below))
+        fell = [row for row in same if row["collapse"] is not None and row["critical_drift"]]
+        counts = []
+        for rate in rates.values():
+            lower = [
+                other["collapse"] is not None
+                for row in fell
+                for other in same
+                if other["mu"] == row["mu"] and other["learning_rate"] <= rate(row) * (1 + 1e-9)
+            ]
+            counts.append(f"{sum(lower)} of {len(lower)}")
+        if fell:
+            yield row_of(name, len(fell), *counts)
 
 
 def _advised(row: Run) -> float:
-    """What `mugrpo report` advises for a run that collapsed."""
+    """The limit on the learning rate that `mugrpo report` names for a run that collapsed."""
     run = measured_row(row)
     fits = run.fits()
     size = float(np.median([fit.update_size for fit in fits])) if fits else run.update_size

@@ -36,12 +36,22 @@ OBJECTIVES = {
     "m2po": "M2PO",
     "p3o": "P3O",
 }
+SHORT = {
+    "grpo-mu4": "fresh data",
+    "grpo-stale": "narrow clip",
+    "relaxed-no-veto": "no veto",
+    "mu_grpo": "µ-GRPO",
+    "mu_grpo-trigger": "trigger alone",
+    "mu_grpo-sequence": "whole response",
+    "m2po": "M2PO",
+    "p3o": "P3O",
+}
 COLORS = {  # colours that people with a colour blindness can tell apart (Okabe and Ito)
     "grpo-mu4": "#000000",
     "grpo-stale": "#0072b2",
     "relaxed-no-veto": "#d55e00",
     "mu_grpo": "#009e73",
-    "mu_grpo-trigger": "#cc79a7",
+    "mu_grpo-trigger": "#8c6d31",
     "mu_grpo-sequence": "#56b4e9",
     "m2po": "#e69f00",
     "p3o": "#cc79a7",
@@ -97,8 +107,7 @@ def draw_side_by_side(runs: Sequence[Run], path: Path) -> None:
         axis.set_xlabel("updates" if later else "updates on one generation")
         for start in later:
             axis.axvline(start, linestyle=":", linewidth=1, color="0.6")
-    if rescue := _rescue(runs):
-        figure.suptitle(rescue.capitalize(), fontsize=11)
+    figure.suptitle(_rescue(runs).capitalize() or ends_of(runs, METHODS), fontsize=11)
     _finish(figure, path)
 
 
@@ -120,24 +129,21 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
 def draw_ends(runs: Sequence[Run], path: Path) -> None:
     """The end of each arm over the learning rate: objectives on the left, scopes of the veto on the right.
 
-    A dashed line is fresh data at its best learning rate.
+    The titles compare the best ends among those rates that all arms of a panel have.
     """
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    rates, fresh = _rates(runs), _ends(runs, "grpo-mu4")
+    rates = _rates(runs)
     for axis, names in zip(axes, (OBJECTIVES, SCOPES), strict=True):
-        found = {arm: _ends(runs, arm) for arm in names}
-        lines = [
-            draw_over(axis, found[arm], COLORS[arm], label) for arm, label in names.items() if found[arm]
-        ]
-        if fresh:
-            style = {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 2))}
-            lines.append(axis.axhline(best_of(fresh), label=METHODS["grpo-mu4"], **style))
+        found = {arm: ends for arm in names if (ends := _ends(runs, arm))}
+        lines = [draw_over(axis, ends, COLORS[arm], names[arm]) for arm, ends in found.items()]
         axis.set(xscale="log", xlabel="learning rate", ylim=(0, None))
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.xaxis.set_minor_locator(NullLocator())
-        best = [f"{label} {best_of(found[arm]):.2f}" for arm, label in names.items() if found[arm]]
-        title = f"best of the rates tried: {', '.join(best)}"
-        axis.set_title("\n".join(textwrap.wrap(title, 60)), fontsize=10)
+        if shared := [rate for rate in rates if all(rate in ends for ends in found.values())]:
+            best = [f"{SHORT[arm]} {best_of(ends, shared):.2f}" for arm, ends in found.items()]
+            where = "at" if len(shared) == 1 else "best of"
+            title = f"{where} {', '.join(f'{rate:g}' for rate in shared)}: {', '.join(best)}"
+            axis.set_title("\n".join(textwrap.wrap(title, 64)), fontsize=10)
         axis.legend(handles=[*lines, LOST], fontsize=8, frameon=False)
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
@@ -157,9 +163,9 @@ def _ends(runs: Sequence[Run], arm: str) -> Ends:
     }
 
 
-def best_of(found: Ends) -> float:
-    """The highest mean end."""
-    return max(float(np.mean([height for height, _ in ends])) for ends in found.values())
+def best_of(found: Ends, rates: Iterable[float]) -> float:
+    """The highest mean end at these rates."""
+    return max(float(np.mean([height for height, _ in found[rate]])) for rate in rates)
 
 
 def draw_over(axis: Axes, found: Ends, color: str, label: str) -> Line2D:
@@ -184,10 +190,26 @@ def draw_settings(runs: Sequence[Run], path: Path) -> None:
     for axis, column in zip(axes[0], columns, strict=True):
         same = [run for run in runs if setting(run) == column]
         _draw_panels(np.array([axis]), panels, same, OBJECTIVES, _seeds(runs))
-        axis.set_title(f"sampled {SETTINGS[column]}", fontsize=10)
+        best = ends_of(same, OBJECTIVES).removeprefix("ends: ").partition(",")[0]
+        axis.set_title(f"sampled {SETTINGS[column]}\nbest: {best}", fontsize=9)
         axis.set_xlabel("updates on one generation")
     axes[0, 0].set_ylabel(panels[0])
     _finish(figure, path)
+
+
+def ends_of(runs: Sequence[Run], arms: Iterable[str]) -> str:
+    """How the finished runs of these arms end, the best arm first, such as "ends: µ-GRPO 0.6, P3O 0.5"."""
+    updates = {arm: max((run["updates"] for run in runs if run["arm"] == arm), default=0) for arm in arms}
+    ends = {}
+    for arm, last in updates.items():
+        if same := [end(run) for run in runs if run["arm"] == arm and run["updates"] == last]:
+            ends[arm] = float(np.mean(same))
+    several = len({updates[arm] for arm in ends}) > 1
+    ranked = [
+        f"{SHORT[arm]} {ends[arm]:.3f}{f' after {updates[arm]:,} updates' * several}"
+        for arm in sorted(ends, key=ends.__getitem__, reverse=True)
+    ]
+    return "ends: " + ", ".join(ranked)
 
 
 def _rescue(runs: Sequence[Run]) -> str:

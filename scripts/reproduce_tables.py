@@ -84,6 +84,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
             held_out.held_out_table,
             held_out.time_table,
             held_out.advice_table,
+            held_out.advice_check_table,
         ):
             yield from [*table(grid), ""]
         yield from held_out.unseen_table([*runs, *_elsewhere(runs)], grid)

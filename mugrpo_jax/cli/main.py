@@ -90,17 +90,21 @@ def _execute(arguments: argparse.Namespace) -> int:
     except (RuntimeError, AssertionError):
         if not (missing := missing_platform()):
             raise
-        print(f"mugrpo: {missing}", file=sys.stderr)
-        return 2
+        return _refused(missing)
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
             drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
             return 0
-        if os.environ.get("MUGRPO_TRACEBACK"):
-            traceback.print_exc()
-        print(f"mugrpo: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
     return 0
+
+
+def _refused(why: str) -> int:
+    """Print an error that the user can fix, in one line, and where it was raised if this was asked for."""
+    if os.environ.get("MUGRPO_TRACEBACK"):
+        traceback.print_exc()
+    print(f"mugrpo: {' '.join(why.split())}", file=sys.stderr)
+    return 2
 
 
 def program() -> NoReturn:
@@ -148,7 +152,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides = [*arguments.overrides, *rest]
     elif rest:
-        keys = [text.lstrip("-") for text in rest if text.startswith("--") and "=" in text]
+        keys = [text.lstrip("-") for text in rest if text.startswith("--") and _is_key(text, arguments)]
         hint = f"; a key of the config has no dashes: {keys[0]}" if keys else ""
         program.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return arguments
@@ -166,3 +170,9 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add(commands)
     return program
+
+
+def _is_key(text: str, arguments: argparse.Namespace) -> bool:
+    """Return whether `--text` sets a key of the config, for a command that takes such keys."""
+    name, equals, _ = text.lstrip("-").partition("=")
+    return bool(equals) and hasattr(arguments, "overrides") and ("." in name or name == "seed")

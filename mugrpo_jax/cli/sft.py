@@ -27,14 +27,13 @@ def run(arguments: argparse.Namespace) -> None:
     import jax
 
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
-    from mugrpo_jax.config import ConfigError
     from mugrpo_jax.loop import stages
     from mugrpo_jax.runs import progress
 
     with shared.join_hosts(arguments):
         config, folder = shared.load_config(arguments), shared.run_folder(arguments)
-        if not config.warm_start.updates:
-            raise ConfigError("warm_start.updates is 0, so there is nothing to do; set it, such as to 500")
+        if not config.warm_start.updates and jax.process_index() == 0:
+            progress.say("warm_start.updates is 0: the model is evaluated and saved as it is")
         use_compile_cache(config.compile_cache)
         stages.warm_start(config, folder, overwrite=arguments.overwrite)
         if jax.process_index() == 0:

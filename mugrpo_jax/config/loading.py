@@ -116,7 +116,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        quotes = "; put the whole argument into quotes" if text[:1] in "{[" else ""
+        quotes = "; close each bracket, and put the whole argument into quotes" if text[:1] in "{[" else ""
         raise ConfigError(f"override {override[:80]!r}: {text[:60]!r} is not valid YAML{quotes}") from None
     if isinstance(value, dict) and any(":" in str(key) and item is None for key, item in value.items()):
         raise ConfigError(

@@ -31,7 +31,7 @@ MOST_CHOSEN_TOKENS = 32_768  # of a micro-batch on one device that is not a GPU
 # Keys that are chosen before a run starts for the first time, and then kept. `sampling.slots` is not among
 # them: it depends on the memory that is free when the sampler starts.
 CHOSEN_AT_START = ("model.scan_layers", "model.remat", "batch.tokens_per_micro_batch")
-# Keys without effect on the results, so that a run may resume with other values.
+# Keys without effect on what is trained, so that a run may resume with other values.
 WITHOUT_EFFECT = ("report", "tracking", "compile_cache")
 # Keys on which nothing depends before the first response; a warm start is kept when they change.
 UNTIL_RESPONSES = ("task.reward", "sampling.max_response_tokens")

@@ -1,5 +1,6 @@
 """The platforms, such as cpu, cuda and tpu, on which JAX can work on this machine."""
 
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -12,17 +13,21 @@ def without_missing_tpu() -> None:
 
     `mugrpo plan --topology` needs libtpu on a laptop, and there libtpu prints five lines about missing hosts.
     When JAX is imported, it names its platforms itself if it finds libtpu and TPU chips. TPU_SKIP_MDS_QUERY
-    alone says little: JAX sets it on a machine without chips, but Kubernetes sets it on TPU hosts too.
+    alone says little: JAX sets it on a machine without chips, but Kubernetes sets it on TPU hosts too. Where
+    JAX may use a GPU, or would warn that its package for it is missing, nothing is changed.
     """
     asked = jax.config.jax_platforms  # type: ignore[attr-defined]  # defined when jax is imported
-    if not asked and "TPU_SKIP_MDS_QUERY" in os.environ and not _has_plugins():
+    has_libtpu = importlib.util.find_spec("libtpu") is not None
+    if not asked and has_libtpu and "TPU_SKIP_MDS_QUERY" in os.environ and not _may_have_others():
         jax.config.update("jax_platforms", "cpu")
 
 
-def _has_plugins() -> bool:
-    """Return whether JAX may find devices through a plugin, such as that for CUDA."""
+def _may_have_others() -> bool:
+    """Return whether JAX may find other devices through a plugin, or warn that it has none for a GPU."""
     return bool(
-        importlib.util.find_spec("jax_plugins")
+        glob.glob("/dev/nvidia[0-9]*")
+        or os.path.exists("/dev/kfd")
+        or importlib.util.find_spec("jax_plugins")
         or importlib.metadata.entry_points(group="jax_plugins")
         or os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS")
     )

@@ -119,6 +119,7 @@ def _record(
         "stage": cursor.stage,
         "updates": cursor.updates,
         **_law(run, cursor, lag, int(metrics["skipped"])),
+        "abandoned_ratio": run.config.abandoned_ratio,
         **data,
         **metrics,
         "seconds": seconds | run.start_times.take(),

@@ -92,6 +92,12 @@ class History:
         return self.config.objective.settings.get("veto", "none") != "none"
 
     @property
+    def abandoned_ratios(self) -> set[float]:
+        """Return the ratios below which updates counted a token as abandoned; 1e-4 in old records."""
+        recorded = {float(record.get("abandoned_ratio", 1e-4)) for record in self.updates}
+        return recorded or {self.config.abandoned_ratio}
+
+    @property
     def done(self) -> int:
         """Return the number of updates done so far."""
         return self.updates[-1]["updates"] if self.updates else 0

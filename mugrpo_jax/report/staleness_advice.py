@@ -103,7 +103,7 @@ def _after_collapse(place: Position) -> str:
         moved = f"The weights had then moved by {place.critical_drift:.3g}. To stay below this, "
     said = (
         f"{moved}the learning rate for {place.updates} updates with µ = {place.per_stage} must be well below "
-        f"{limit:.2g} (now {place.learning_rate:.2g})."
+        f"{limit:.2g} (now {place.learning_rate:.2g}); try {limit / 2:.2g} first."
     )
     return said[:1].upper() + said[1:]
 

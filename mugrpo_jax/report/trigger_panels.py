@@ -14,22 +14,17 @@ from mugrpo_jax.report.run_history import History
 
 
 def low_ratio(runs: Sequence[History]) -> str:
-    """Return `ρ < 1e-4`, with the ratio below which these runs call a token abandoned; `low ρ` for several.
-
-    >>> low_ratio([])
-    'low ρ'
-    """
-    ratios = {run.config.abandoned_ratio for run in runs}
-    if len(ratios) != 1:
-        return "low ρ"
-    return f"ρ < {np.format_float_scientific(ratios.pop(), trim='-', exp_digits=1)}"
+    """Return `ρ < 1e-4`, with the ratios below which the updates of these runs called a token abandoned."""
+    ratios = sorted(set[float]().union(*(run.abandoned_ratios for run in runs)))
+    return f"ρ < {' or '.join(np.format_float_scientific(r, trim='-', exp_digits=1) for r in ratios)}"
 
 
 def abandoned(runs: Sequence[History]) -> Panel:
     """Panel: share of responses with a trigger, by the sign of the advantage, against staleness."""
     note = (
-        "Share of the responses with A < 0 (or A > 0) that have an abandoned token: its ratio ρ fell so low. "
-        "Updates push down wrong responses; if right ones lose tokens too, the policy loses what it needs."
+        "Share of the responses with A < 0 (or A > 0) that have an abandoned token: its ratio ρ fell below "
+        "this. Updates push down wrong responses; if right ones lose tokens too, the policy loses what it "
+        "needs."
     )
     metrics = {"wrong, A < 0": "abandoned/negative_responses", "right, A > 0": "abandoned/positive_responses"}
     title = f"Responses with a token of {low_ratio(runs)}"
@@ -38,7 +33,7 @@ def abandoned(runs: Sequence[History]) -> Panel:
 
 def triggered(runs: Sequence[History]) -> Panel:
     """Panel: share of the wrong responses with a trigger, against staleness."""
-    note = "Share of the responses with A < 0 that have an abandoned token: its ratio ρ fell so low."
+    note = "Share of the responses with A < 0 that have an abandoned token: its ratio ρ fell below this."
     metrics = {"wrong, A < 0": "abandoned/negative_responses"}
     title = f"Wrong responses with a token of {low_ratio(runs)}"
     return for_all(runs, title, "share of responses", metrics, low=0, note=note)
@@ -62,7 +57,8 @@ def mean_ratio_negative(runs: Sequence[History]) -> Panel:
         "behind it": "ratio/behind_abandoned_tokens",
     }
     note = (
-        "Before and behind the first trigger of a response; responses without a trigger are only in “all”. A "
-        "ratio near 1 behind a trigger means that clipping does not see these tokens."
+        "Before and behind the first trigger of a response; responses without a trigger are only in “all”. "
+        "Below 1 behind a trigger: the suffix is pushed down. Near 1 says little: over tokens that were "
+        "drawn from the behavior policy the mean is 1 for every policy."
     )
     return for_all(runs, "E[ρ | A < 0]", "mean ρ", metrics, levels=(("", 1.0),), note=note)

@@ -187,7 +187,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip("\r\n"))
     except (ValueError, RecursionError) as error:
         # The position in the message of json counts lines inside this one line.
         wrong = f"{error.msg}, column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error

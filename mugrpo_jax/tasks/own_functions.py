@@ -82,8 +82,6 @@ def _imported(place: str) -> types.ModuleType:
     name = _module_name(place)
     if os.sep in place and not os.path.isfile(name):
         raise ValueError(f"no such file: {name}")
-    if place.endswith(".py") and not os.path.isfile(place):
-        raise ValueError(f"no such file: {place}")
     try:
         if os.sep not in place:
             return importlib.import_module(name)
@@ -93,7 +91,7 @@ def _imported(place: str) -> types.ModuleType:
         if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
             why = f"{error.filename}:{error.lineno}: {error.msg}"
         elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            why += _module_hint(name)
+            why = f"no such file: {place}" if place.endswith(".py") else why + _module_hint(name)
         raise ValueError(why) from error
 
 

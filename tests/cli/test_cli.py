@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import huggingface_hub
@@ -22,6 +23,7 @@ from mugrpo_jax import models, planning
 from mugrpo_jax.cli.main import main
 from mugrpo_jax.loop.preflight import dry_run
 from mugrpo_jax.models.io.loading import load_model, tiny_shape
+from mugrpo_jax.planning import disk_space
 from mugrpo_jax.report import token_history as token_histories
 from mugrpo_jax.report.token_history import token_history
 from mugrpo_jax.rollouts import open_stage, read_groups
@@ -284,6 +286,12 @@ def test_a_replay_has_no_rollouts_to_replay_or_to_sample(run, tmp_path, refused)
     message = refused("replay", tmp_path / "again", "--out", tmp_path / "more")
     assert message == f"{tmp_path / 'again'}: is itself a replay of {run} and has no rollouts; replay {run}"
     assert "is a replay, which has its rollouts already" in refused("sample", tmp_path / "again")
+
+
+def test_a_dry_run_says_that_the_disk_is_too_small(place, command, monkeypatch):
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    code, shown, _ = command("train", place / "tiny.yaml", "--out", place / "full", "--dry-run")
+    assert code == 0 and f"disk        {place / 'full'}: the run needs up to " in shown
 
 
 def test_memory_that_is_too_small_is_said_in_a_dry_run_and_refused_by_train(place, refused, capsys):
@@ -865,7 +873,10 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
         (["batch.stage=2"], "did you mean batch.stages?"),
         (["batch.stages=x"], "batch.stages must be an integer, got 'x'"),
         (["objective.knobs={veto:none}"], "put a space behind each colon, and quotes around it all"),
-        (["objective.knobs={veto:"], "'{veto:' is not valid YAML; put the whole argument into quotes"),
+        (
+            ["objective.knobs={veto:"],
+            "'{veto:' is not valid YAML; close each bracket, and put the whole argument",
+        ),
         (["sampling.slots=7"], "slots=7 must be a positive multiple of the 8 devices"),
         (["batch.tokens_per_micro_batch=8"], "does not hold one row of 32 tokens"),
         (["model.source=nowhere"], "model 'nowhere': not found; possible: a Hugging Face folder"),
@@ -900,7 +911,6 @@ def test_bad_arguments_of_other_commands_are_one_line(run, place, tmp_path, refu
     assert run.name in inside.split(", ")
     assert "not the folder of a run" in refused("export", place, tmp_path / "out")
     assert "exists already" in refused("export", run, run)
-    assert "warm_start.updates is 0" in refused("sft", place / "tiny.yaml", "--out", tmp_path / "s")
     again = refused("replay", run, "--out", run, "--overwrite", "--dry-run")
     assert again == f"--out: {run} holds the rollouts to replay; name another folder"
     assert "expected key=value" in refused("eval", run, "--task", "arithmetic", "--option", "x", "--out", "o")
@@ -941,10 +951,30 @@ def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
     assert f"argument {message}" in capsys.readouterr().err
 
 
-def test_a_key_of_the_config_given_with_dashes_is_named_without(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (
+            ["train", "quickstart", "--batch.stages=2"],
+            "; a key of the config has no dashes: batch.stages=2\n",
+        ),
+        (["train", "quickstart", "--seed=2"], "; a key of the config has no dashes: seed=2\n"),
+        (["train", "quickstart", "--ouut=runs/x"], ": --ouut=runs/x\n"),
+        (["report", "runs/x", "--a.b=c"], ": --a.b=c\n"),  # a command without keys of the config
+    ],
+)
+def test_a_key_of_the_config_given_with_dashes_is_named_without(capsys, arguments, end):
     with pytest.raises(SystemExit, match="2"):
-        main(["train", "quickstart", "--batch.stages=2"])
-    assert "--batch.stages=2; a key of the config has no dashes: batch.stages=2" in capsys.readouterr().err
+        main(arguments)
+    assert capsys.readouterr().err.endswith(end)
+
+
+def test_sft_without_updates_saves_the_model_as_it_is_and_names_the_next_command(place, tmp_path, command):
+    code, shown, _ = command("sft", place / "tiny.yaml", "--out", tmp_path / "s", "warm_start.updates=0")
+    assert code == 0 and "warm_start.updates is 0: the model is evaluated and saved as it is" in shown
+    then = f"mugrpo train {place / 'tiny.yaml'} --out {tmp_path / 's'} warm_start.updates=0"
+    assert shown.splitlines()[-2:] == [f"finished    {tmp_path / 's'}: the warm start", f"next        {then}"]
+    assert [record["updates"] for record in journal(tmp_path / "s", "evaluation")] == [0]
 
 
 def test_a_missing_config_is_the_only_thing_that_is_missing(capsys):

@@ -1,5 +1,6 @@
 """Devices that JAX should not look for, or cannot find."""
 
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -9,29 +10,42 @@ import sys
 import jax
 import pytest
 
+from mugrpo_jax.cli.main import main
+from mugrpo_jax.distributed import platforms
 from mugrpo_jax.distributed.platforms import missing_platform, without_missing_tpu
 
 
 @pytest.mark.parametrize(
-    ("asked", "variables", "package", "entry_points", "wanted"),
+    ("asked", "variables", "packages", "entry_points", "devices", "wanted"),
     [
-        (None, {"TPU_SKIP_MDS_QUERY": "1"}, None, [], "cpu"),  # a laptop: JAX has set the variable
-        ("tpu", {"TPU_SKIP_MDS_QUERY": "1"}, None, [], None),  # the user knows better
-        ("tpu,cpu", {"TPU_SKIP_MDS_QUERY": "true"}, None, [], None),  # a TPU host of Kubernetes
-        (None, {}, None, [], None),  # chips, but no libtpu
-        (None, {"TPU_SKIP_MDS_QUERY": "1"}, object(), [], None),  # GPUs may be there, or others:
-        (None, {"TPU_SKIP_MDS_QUERY": "1"}, None, ["plugin"], None),
-        (None, {"TPU_SKIP_MDS_QUERY": "1", "PJRT_NAMES_AND_LIBRARY_PATHS": "a:a.so"}, None, [], None),
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], [], "cpu"),  # a laptop: JAX has set the variable
+        ("tpu", {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], [], None),  # the user knows better
+        ("tpu,cpu", {"TPU_SKIP_MDS_QUERY": "true"}, ["libtpu"], [], [], None),  # a TPU host of Kubernetes
+        (None, {}, ["libtpu"], [], [], None),  # chips
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, [], [], [], None),  # no libtpu: nothing to silence
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu", "jax_plugins"], [], [], None),  # GPUs may be there
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], ["plugin"], [], None),
+        (
+            None,
+            {"TPU_SKIP_MDS_QUERY": "1", "PJRT_NAMES_AND_LIBRARY_PATHS": "a:a.so"},
+            ["libtpu"],
+            [],
+            [],
+            None,
+        ),
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/nvidia0"], None),  # JAX warns about it
     ],
 )
 def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
-    monkeypatch, asked, variables, package, entry_points, wanted
+    monkeypatch, asked, variables, packages, entry_points, devices, wanted
 ):
     set_to = []
     monkeypatch.setattr(jax.config, "update", lambda name, value: set_to.append((name, value)))
     monkeypatch.setattr(type(jax.config), "jax_platforms", asked, raising=False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entry_points)
+    monkeypatch.setattr(glob, "glob", lambda pattern: devices)
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
     for name in ("TPU_SKIP_MDS_QUERY", "PJRT_NAMES_AND_LIBRARY_PATHS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -40,10 +54,18 @@ def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
     assert set_to == ([("jax_platforms", wanted)] if wanted else [])
 
 
+def test_every_command_looks_at_the_platforms_first(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(platforms, "without_missing_tpu", lambda: called.append(True))
+    assert main(["config", "quickstart"]) == 0 and called == [True]
+    assert "prompts_per_update" in capsys.readouterr().out
+
+
 def test_devices_that_are_not_there_are_named_in_one_line():
     assert missing_platform() == ""  # the tests run on the CPU
-    environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
+    environment = os.environ | {"JAX_PLATFORMS": "nowhere", "MUGRPO_TRACEBACK": "1"}
     command = [sys.executable, "-m", "mugrpo_jax", "generate", "--model", "tiny", "--prompt", "1+1="]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    (line,) = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and line.startswith("mugrpo: JAX_PLATFORMS=nowhere: JAX finds no such device")
+    *traceback, line = done.stderr.strip().splitlines()
+    assert traceback[0] == "Traceback (most recent call last):" and done.returncode == 2
+    assert line.startswith("mugrpo: JAX_PLATFORMS=nowhere: JAX finds no such device")

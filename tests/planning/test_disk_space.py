@@ -15,3 +15,11 @@ def test_a_disk_that_may_be_too_small_is_said_before_the_run(tmp_path, monkeypat
     said = little_disk(folder, 6.62e15)
     assert said.startswith(f"disk        {folder}: the run needs up to 6.62 PB, and 5 GB are free; ")
     assert little_disk(to_path("gs://bucket/run"), 6e15) == ""
+
+
+def test_what_a_run_has_written_is_not_needed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert "needs up to 1.1 kB" in little_disk(tmp_path, 1100)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "shard").write_bytes(bytes(100))
+    assert little_disk(tmp_path, 1100) == ""

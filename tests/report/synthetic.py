@@ -21,7 +21,9 @@ def write_run(folder, *, stages=3, mu=24, done=None, samples=2, rate=1e-4, seed=
     rng = np.random.default_rng(seed)
     for stage in range(-(-done // mu)):
         records.append(_stage(stage, mu, stages * mu))
-        records += [_update(stage, i, mu, stages * mu, rng) for i in range(min(mu, done - stage * mu))]
+        counted = {"abandoned_ratio": config.abandoned_ratio}
+        count = min(mu, done - stage * mu)
+        records += [_update(stage, i, mu, stages * mu, rng) | counted for i in range(count)]
         if done >= (stage + 1) * mu:
             records.append(_evaluation((stage + 1) * mu, stages * mu))
             write_samples(folder, stage, samples)

@@ -232,7 +232,8 @@ def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
         "had then moved by 1.71. To stay below this, the learning rate for 200 updates with µ = 100" in said
     )
     limit = min(place.advised.learning_rate, 1e-4)
-    assert f"must be well below {limit:.2g} (now 0.0001)" in said and "stages of" not in said
+    assert f"must be well below {limit:.2g} (now 0.0001); try {limit / 2:.2g} first." in said
+    assert "stages of" not in said
     # A run that collapsed is compared with the constants of the paper, and told what they are worth.
     assert "S·η = 0.0099 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
     assert (

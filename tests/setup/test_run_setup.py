@@ -43,6 +43,13 @@ def test_the_shapes_of_an_update_have_at_most_its_rows(setup):
     assert max(shape.rows for shape in setup.buckets().shapes) <= 8 * rows  # of eight devices
 
 
+def test_the_update_step_counts_abandoned_tokens_as_the_config_says():
+    assert sizes.step_options(configs.load("quickstart")).abandoned_ratio == 0.01
+    assert (
+        sizes.step_options(configs.load("quickstart", ["report.abandoned_ratio=0.5"])).abandoned_ratio == 0.5
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "problem", "message"),
     [
