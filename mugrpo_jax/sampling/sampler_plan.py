@@ -198,8 +198,10 @@ def plan_sampler(
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
     cache_dtype = dtype if cache_dtype is None else cache_dtype
-    # cuDNN reads only the filled cache entries of each slot; other backends read the whole bucket.
+    # cuDNN reads only the filled cache entries of each slot. A CPU rounds differently if it reads another
+    # number of entries, so it reads all: there a response must not depend on the others bit by bit.
     by_length = device.platform == "gpu" and jnp.dtype(cache_dtype).itemsize == 2
+    reads_all = by_length or device.platform == "cpu"
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))
     memory = free_memory(device) if memory is None else memory
 
@@ -217,7 +219,7 @@ def plan_sampler(
             max_length=max_length,
             cache_length=cache_length,
             prompt_buckets=prompt_buckets,
-            read_buckets=(cache_length,) if by_length else _doubling(max(256, 2 * steps), cache_length),
+            read_buckets=(cache_length,) if reads_all else _doubling(max(256, 2 * steps), cache_length),
             steps=steps,
             weight_bytes=weight_bytes(config, dtype, matrices) // tensor,
             cache_bytes=cache_bytes(config, slots, cache_length, cache_dtype) // (split * tensor),

@@ -101,7 +101,7 @@ def test_no_more_slots_than_samples():
 def test_buckets_cover_every_length():
     plan = plan_sampler(QWEN_7B, max_prompt=100, max_length=1000, slots=8, memory=80 * GB)
     assert plan.prompt_buckets == (16, 32, 64, 112)
-    assert plan.read_buckets == (256, 512, 1008)
+    assert plan.read_buckets == (1008,)  # on a CPU, where results must not depend on the bucket
     assert plan.cache_length == 1008
     assert "8 slots × 1008 cache entries" in str(plan) and "of 80 GB free" in str(plan)
     small = plan_sampler(tiny_shape(CharTokenizer("01")), max_prompt=8, max_length=16, slots=1, memory=GB)
