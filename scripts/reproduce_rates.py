@@ -29,10 +29,16 @@ def _curve_table(runs: Sequence[Run]) -> Iterable[str]:
         curve = [found.get(place, "–") for place in places]
         facts = run["arm"], f"{run['rate']:g}", run["seed"], name
         yield row_of(*facts, *curve, f"{100 * _triggered(run):.0f} %")
-    points = [point for run in runs for point in run["evaluations"] if point["accuracy"] > 0.05]
-    if errors := [point["standard_error"] for point in points]:
-        span = f"{min(errors):.3f} to {max(errors):.3f}"
-        yield from ["", f"Standard error of an evaluation with an accuracy above 0.05: {span}."]
+    yield from ["", *standard_errors(runs)]
+
+
+def standard_errors(runs: Sequence[Run]) -> Iterable[str]:
+    """The span of the standard errors; runs that have lost the task do not count, unless all have."""
+    points = [point for run in runs for point in run["evaluations"]]
+    above = [point for point in points if point["accuracy"] > 0.05]
+    if errors := [point["standard_error"] for point in above or points]:
+        which = " with an accuracy above 0.05" if above else ""
+        yield f"Standard error of an evaluation{which}: {min(errors):.3f} to {max(errors):.3f}."
 
 
 def rollouts(runs: Sequence[Run]) -> list[str]:

@@ -69,6 +69,7 @@ def tables(runs: Sequence[Run], grid: Sequence[Run], level: float) -> Iterator[s
         for compare in (_comparison_table, _distance_table, _worst_table, _time_table):
             if lines := list(compare(runs)):
                 yield from [*lines, ""]
+        yield from [*rates.standard_errors(runs), ""]
         yield from [*regimes.regime_table(map(regimes.measured_run, runs)), ""]
     if stages.are(grid):
         yield from [*stages.table(grid), "", *stages.generations(grid), "", *_law_table(grid), ""]

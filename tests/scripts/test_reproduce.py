@@ -612,8 +612,67 @@ def test_each_accuracy_in_the_table_of_claims_is_one_that_draw_prints():
             wanted = [float(number) for number in group if number]
             close = (all(any(abs(x - w) < 0.00051 for x in cell) for w in wanted) for cell in cells)
             assert any(close), f"{group} in {line[:60]}"
+            assert group[1] or "of 3 collapse" in said or "±" in said, f"{group} has no range in {line[:60]}"
             checked += 1
     assert checked > 15
+
+
+def collapses(arm, rate, *folders):
+    """How many runs of an arm collapse at this rate with one generation, "1 of 3"; over several folders."""
+    gone = []
+    for folder in folders:
+        runs, grid = read_results(folder)
+        gone += [reproduce_rates.collapsed(run) for run in runs if (run["arm"], run["rate"]) == (arm, rate)]
+        same = [row for row in grid if (row["objective"], row["learning_rate"]) == (arm, rate)]
+        gone += [row["collapse"] is not None for row in same if row["mu"] == 256]
+    return f"{sum(gone)} of {len(gone)}"
+
+
+def test_the_table_of_the_veto_counts_the_runs_of_the_files():
+    pairs = [row.strip("| ").split(" | ") for row in shown_by_draw("lag-chains")]
+    start = next(i for i, row in enumerate(pairs) if row[-2:] == ["collapsed: mu_grpo", "relaxed-no-veto"])
+    rows = list(itertools.takewhile(lambda row: len(row) == 5, pairs[start + 2 :]))
+    oldest = [row for row in rows if row[:2] == ["2e-05", "256"]]
+    rest = [row for row in rows if row not in oldest]
+    paired = [
+        [f"{sum(int(row[i]) for row in some)} of {sum(int(row[2]) for row in some)}" for i in (3, 4)]
+        for some in (oldest, rest)
+    ]
+    settings = [
+        (2e-5, ["chains"], ["chains"]),
+        (5e-4, ["quickstart", "quickstart_again"], ["quickstart", "quickstart_again"]),
+        (3.5e-4, ["quickstart_slower", "quickstart_slower_again"], None),
+        (1e-3, ["quickstart_mu"], None),
+        (5e-4, ["quickstart_ratio"], ["quickstart_mu"]),
+    ]
+    wanted = [
+        [collapses("mu_grpo", rate, *ours), collapses("relaxed-no-veto", rate, *(theirs or ours))]
+        for rate, ours, theirs in settings
+    ]
+    text = (ROOT / "docs" / "results.md").read_text()
+    table = text[text.index("| runs | with the veto | without |") :].split("\n\n")[0].splitlines()[2:]
+    assert [line.strip("| ").split(" | ")[1:] for line in table] == wanted + paired
+
+
+def predicted_right(folder):
+    """For each rule, how many runs without the veto it predicts right; from the last table about this."""
+    rows = [line.strip("| ").split(" | ") for line in shown_by_draw(folder)]
+    *_, start = (i for i, row in enumerate(rows) if "predicted right" in " ".join(row))
+    (column,) = (i for i, name in enumerate(rows[start]) if "predicted right" in name)
+    table = itertools.takewhile(lambda row: len(row) > 1, rows[start + 2 :])
+    return {row[1]: int(row[column]) for row in table if row[0] == "relaxed-no-veto"}
+
+
+def test_the_predictions_of_the_law_are_those_that_draw_prints():
+    tiny, chains = predicted_right("quickstart_mu --fitted lag"), predicted_right("lag-chains")
+    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "not reproduced" in line)
+    for found in (tiny, chains):
+        assert f"{found['√S·η']}, {found['η alone']} and {found['S·η']} of " in line
+    page = (ROOT / "docs" / "results.md").read_text()
+    constant = f"*always holds* {tiny['none: all hold']}"
+    assert f"√S·η {tiny['√S·η']} right, η alone {tiny['η alone']}, {constant}, S·η {tiny['S·η']}." in page
+    constant = f"*always collapses* {chains['none: all collapse']}"
+    assert f"η alone {chains['η alone']}, √S·η {chains['√S·η']}, {constant}, S·η {chains['S·η']} |" in page
 
 
 def test_each_line_about_equal_accuracy_is_one_that_draw_prints(tmp_path, monkeypatch, capsys):
