@@ -35,6 +35,12 @@ class WeightedScorer(Scorer):
         _when_all_are_done(futures, lambda: _settle(total, lambda: self._sum(futures)))
         return total
 
+    def fail(self, status: str, detail: str) -> "Future[Score]":
+        """See `Scorer.fail`. The score has a part for every reward, as if each of them had failed."""
+        parts = tuple((name, scorer.failed) for name, scorer in self._scorers.items())
+        value = sum(self._weights[name] * failed for name, failed in parts)
+        return finished_future(self._count(Score(value, status, detail, parts)))
+
     def close(self) -> None:
         """Close the scorers of all rewards."""
         for scorer in self._scorers.values():

@@ -262,6 +262,19 @@ def test_failures_of_the_reward_are_counted_and_shown(tmp_path):
     assert header.endswith("not scored") and line.endswith(" 8")
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_failed_environment_counts_as_the_failure_of_every_reward(first):
+    def fails(requests):
+        """The first, or the second, response has no reply of the environment."""
+        for number, response in enumerate(map(respond, requests)):
+            yield replace(response, failure=("error", "environment: Oops") if number == first else None)
+
+    with make_scorer({"arithmetic": 0.5, "exact": 3.0}, workers=0) as scorer:
+        result = evaluate(PROBLEMS, fails, scorer, samples=4)
+    assert result.statuses == {"error": 1, "ok": 47} and result.reward_parts.keys() == {"arithmetic", "exact"}
+    assert result.reward_parts["arithmetic"] == pytest.approx(result.accuracy.mean)
+
+
 def test_results_of_another_evaluation_are_refused(tmp_path):
     out = tmp_path / "results.jsonl"
     run(out=out)

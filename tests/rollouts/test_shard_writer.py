@@ -16,7 +16,7 @@ from mugrpo_jax.rollouts.records import decode, encode
 from mugrpo_jax.rollouts.rollout_folder import summarise
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
 from mugrpo_jax.sampling import Response
-from mugrpo_jax.tasks import Problem, Score
+from mugrpo_jax.tasks import Problem, Score, make_scorer
 
 PROBLEMS = {i: Problem(f"problem-{i}", "", "") for i in range(5)}
 
@@ -102,6 +102,27 @@ def test_each_of_several_rewards_is_stored_with_its_response_and_added_up(stage)
     (single,) = last.rollouts[:1]
     records = encode(dataclasses.replace(last, rollouts=(dataclasses.replace(single, parts={}),)))
     assert "parts" not in msgpack.unpackb(records[1]) and decode(records).rollouts[0].parts == {}
+
+
+def test_a_response_whose_environment_failed_has_a_part_of_every_reward(stage):
+    weights = {"arithmetic": 2.0, "exact": 0.5}
+    with (
+        make_scorer(weights, workers=0, failed=-1.0) as scorer,
+        ShardWriter(stage, PROBLEMS, three) as writer,
+    ):
+        for index in range(5):
+            for sample in range(3):
+                failed = (index, sample) in [(0, 0), (2, 1)]  # the first of a stage, and one inside a shard
+                score = (
+                    scorer.fail("error", "environment: Oops")
+                    if failed
+                    else scorer.submit("", Problem("p", "", "3"))
+                )
+                writer.add(response(index, sample), score, "")
+        writer.finish()
+    manifest = stage.commit()
+    assert manifest["reward_parts"] == {"arithmetic": -2.0, "exact": -2.0}
+    assert manifest["reward"] == 2 * -2.5 and manifest["status"] == {"error": 2, "ok": 13}
 
 
 def test_a_shard_waits_for_its_last_score_and_holds_up_no_other(stage):
