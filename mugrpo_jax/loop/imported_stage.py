@@ -59,19 +59,25 @@ def imported_rollouts(config: RunConfig) -> RolloutFolder:
     for key, value, allowed in limits:
         if value not in allowed:
             raise ConfigError(f"{key}: {value} does not fit {folder}; possible: {_text(allowed)}")
-    lengths = (
-        ("sampling.max_prompt_tokens", config.sampling.max_prompt_tokens, index.prompts.max()),
-        ("sampling.max_response_tokens", config.sampling.max_response_tokens, index.lengths.max()),
-    )
-    for key, limit, longest in lengths:
-        if longest > limit:
-            raise ConfigError(f"{key}: {limit} is too small for {folder}, whose longest has {longest}")
+    check_lengths(config, stage)
     if manifest["largest_token"] >= vocabulary:
         raise ConfigError(
             f"model.source: {config.model.source} has {vocabulary} tokens, {folder} has the token "
             f"{manifest['largest_token']}; name the model with whose tokenizer the rollouts were made"
         )
     return stage
+
+
+def check_lengths(config: RunConfig, stage: RolloutFolder) -> None:
+    """Raise an error if a prompt or a response of a stored stage is longer than the config's limits."""
+    index = read_index(stage)
+    lengths = (
+        ("sampling.max_prompt_tokens", config.sampling.max_prompt_tokens, index.prompts.max()),
+        ("sampling.max_response_tokens", config.sampling.max_response_tokens, index.lengths.max()),
+    )
+    for key, limit, longest in lengths:
+        if longest > limit:
+            raise ConfigError(f"{key}: {limit} is too small for {stage.folder}; possible: {longest} or more")
 
 
 def _text(allowed: Collection[int]) -> str:

@@ -17,7 +17,7 @@ from mugrpo_jax import config as configs
 from mugrpo_jax import training
 from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path
-from mugrpo_jax.loop.imported_stage import imported_rollouts
+from mugrpo_jax.loop.imported_stage import check_lengths, imported_rollouts
 from mugrpo_jax.loop.whole_checkpoints import check_whole
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
@@ -56,6 +56,7 @@ def rollouts(config: RunConfig) -> RolloutFolder:
             f"{stage.folder}: holds {stage.prompts} prompts; batch.prompts_per_update × updates_per_stage / "
             f"epochs_per_stage asks for {config.prompts_per_stage}"
         )
+    check_lengths(config, stage)
     return stage
 
 

@@ -58,6 +58,11 @@ class Buckets:
 
     def fit(self, length: int) -> int:
         """Return the smallest row length that holds `length` tokens."""
+        if length > self.lengths[-1]:
+            raise ValueError(
+                f"a prompt with its response has {length} tokens, a row at most {self.lengths[-1]}; raise "
+                "sampling.max_prompt_tokens or sampling.max_response_tokens"
+            )
         return next(bucket for bucket in self.lengths if bucket >= length)
 
     def rows(self, length: int) -> int:

@@ -850,6 +850,11 @@ def test_a_replay_of_another_policy_is_refused(run, place, tmp_path, refused):
         ("warm_start.updates=1", "warm_start.updates (0 there, 1 here)"),
     ):
         assert named in refused("replay", run, override, *out)
+    stage = run / "rollouts" / "stage-000"
+    too_small = f"sampling.max_prompt_tokens: 1 is too small for {stage}; possible: 7 or more"
+    short = ["sampling.max_prompt_tokens=1", "evaluation.problems=0"]  # no held-out prompt is too long
+    for dry in ([], ["--dry-run"]):
+        assert refused("replay", run, *short, *dry, *out) == too_small
     assert "holds 8 prompts" in refused("replay", run, "batch.prompts_per_update=2", *out)
     assert "replay.stage: 5 is not one of the 2 stages" in refused("replay", run, "--stage", 5, *out)
     assert "not the folder of a run" in refused("replay", place, *out)

@@ -341,6 +341,12 @@ def test_a_micro_batch_takes_a_smaller_shape_only_where_that_leaves_little_empty
     assert planned_rows([1, 1, 1], buckets) == [([[1, 1]], (2, 8, 8)), ([[1]], (2, 8, 8))]
 
 
+def test_a_row_that_is_longer_than_every_bucket_is_one_clear_line():
+    reason = "a prompt with its response has 9 tokens, a row at most 8; raise sampling.max_prompt_tokens or"
+    with pytest.raises(ValueError, match=reason):
+        planned_rows([9, 3], Buckets((4, 8), 32))
+
+
 def test_devices_get_about_as_many_tokens_each():
     two = Buckets((8,), 32, parts=2)
     (taken, shape), *_ = planned_rows([8, 6, 5, 4, 3, 2], two)
