@@ -90,9 +90,13 @@ def stage_facts(
 
 
 def stage_identity(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity of the stage from what a row says about the stage."""
-    found = {key: facts.get(name) for key, name in _IDENTITY.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    """Return the identity of the stage from what a row says about the stage.
+
+    Without `index` and `policy_updates` it is stage 0, and the policy is that before the first update.
+    """
+    given = {name: value for name, value in facts.items() if value is not None}
+    whole = {"index": 0, "policy_updates": 0} | given
+    return {key: whole[name] for key, name in _IDENTITY.items() if name in whole}
 
 
 def to_row(group: Group, sample: int, stage: Mapping[str, Any]) -> dict[str, Any]:

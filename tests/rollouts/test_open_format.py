@@ -86,6 +86,15 @@ def test_rows_may_come_in_any_order_and_from_several_files(stage, tmp_path):
     assert files(tmp_path / "again") == files(stage.folder)
 
 
+def test_rows_that_do_not_say_how_old_the_policy_is_are_of_its_start(stage, tmp_path):
+    export_rollouts(stage, tmp_path / "out.jsonl")
+    rows = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    bare = [json.dumps(row | {"stage": {"vocab_size": 50, "policy_updates": None}}) for row in rows]
+    (tmp_path / "bare.jsonl").write_text("\n".join(bare))
+    found = import_rollouts([tmp_path / "bare.jsonl"], tmp_path / "again").stage
+    assert found.identity == {"stage": 0, "policy_updates": 0} == found.manifest()["identity"]
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
