@@ -8,8 +8,13 @@ import numpy as np
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.sampling.requests import MAX_STOPS
 
-_EXAMPLE = ({"role": "user", "content": "a question"}, {"role": "assistant", "content": "the answer"})
-_MORE = "another question"
+# These texts are searched for in what a template writes. The number is there because a template may have a
+# system prompt of its own, with words such as "the answer".
+_EXAMPLE = (
+    {"role": "user", "content": "example question 83b1"},
+    {"role": "assistant", "content": "example answer 83b1"},
+)
+_MORE = "next question 83b1"
 
 
 def encode_message(

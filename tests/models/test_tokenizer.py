@@ -153,6 +153,18 @@ def test_a_solution_ends_as_the_chat_template_ends_a_turn(pair, template, end):
     assert encode_message(tokenizer, "34", chat=False, last=1) == letters.encode("34")
 
 
+def test_a_message_follows_an_answer_whatever_the_system_prompt_of_the_template_says():
+    letters = CharTokenizer(ALPHABET + "abcdefghijklmnopqrstuvwy")
+    fast, tokens = letters._to_fast(), []
+    for system in ("", "a question gets the answer and the answer ends with * before another question"):
+        fast.chat_template = system + (
+            "{% for m in messages %}{{ m.role }}={{ m.content }}*{% endfor %}assistant="
+        )
+        tokenizer = HFTokenizer(fast, eos_ids=letters.encode("*"))
+        tokens.append(encode_message(tokenizer, "34", chat=True, last=letters.encode("*")[0]))
+    assert tokens == [letters.encode("user=34*assistant=")] * 2
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
