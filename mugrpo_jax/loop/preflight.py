@@ -23,7 +23,7 @@ from mugrpo_jax.runs.set_aside import place_beside, reason_to_move
 from mugrpo_jax.runs.trackers import check_trackers
 from mugrpo_jax.setup.initial_model import run_model_tokenizer
 from mugrpo_jax.setup.problem_tokens import prompt_of_any_length, solution_tokens
-from mugrpo_jax.setup.run_environment import check_environment
+from mugrpo_jax.setup.run_environment import check_environment, turn_ends
 from mugrpo_jax.tasks import (
     ANSWER_CHECKS,
     CODE_REWARDS,
@@ -94,6 +94,7 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
       The task with the problems that the run uses (`sampling.overlong_prompts` says which), and a line of
       text about the lengths of the prompts; empty if the run uses none.
     """
+    turn_ends(config.environment, tokenizer)  # raises an error if there are too many
     drop, limit = config.sampling.overlong_prompts == "drop", config.sampling.max_prompt_tokens
     train = [task.train[i] for i in (range(len(task.train)) if drop else _used(config, len(task.train)))]
     test = list(task.test[: config.evaluation.problems])

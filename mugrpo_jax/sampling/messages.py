@@ -51,7 +51,8 @@ def _behind_answer(tokenizer: Tokenizer, message: str, role: str) -> str:
 def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> list[int]:
     """Return the tokens that end a turn at once: end tokens, and the texts in `stops` that are one token.
 
-    The other texts end a turn too, see `turn_end`. At most `MAX_STOPS` tokens are possible.
+    At most `MAX_STOPS` tokens are returned, so the tokenizer must not have more end tokens. Texts that are
+    left out end a turn too, see `turn_end`.
     """
     found = sorted(tokenizer.eos_ids)
     ids = [tokenizer.encode(text) for text in stops]

@@ -6,6 +6,7 @@ from mugrpo_jax.config import ConfigError, EnvironmentSection, RunConfig
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.rollouts.conversations import Conversations
 from mugrpo_jax.sampling.messages import encode_message, stop_tokens
+from mugrpo_jax.sampling.requests import MAX_STOPS
 from mugrpo_jax.tasks import Problem, conversation_of, load_environment, open_environment
 
 
@@ -30,6 +31,11 @@ def open_conversations(
 
 def turn_ends(section: EnvironmentSection, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that end a turn of the model at once."""
+    if (count := len(tokenizer.eos_ids)) > MAX_STOPS:
+        raise ConfigError(
+            f"the model's tokenizer has {count} end tokens, at most {MAX_STOPS} are possible; name fewer as "
+            "eos_token_id in its generation_config.json"
+        )
     try:
         return stop_tokens(tokenizer, section.stop)
     except ValueError as error:  # the tiny model does not have all characters
@@ -44,7 +50,6 @@ def check_environment(config: RunConfig, tokenizer: Tokenizer, problems: Sequenc
     section = config.environment
     if section.name is None:
         return ""
-    turn_ends(section, tokenizer)
     try:
         load_environment(section.name, section.options)
     except ValueError as error:

@@ -6,7 +6,7 @@ import pytest
 
 from mugrpo_jax import config as configs
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.loop import stages
+from mugrpo_jax.loop import preflight, stages
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.preflight import check_problems, dry_run, warm_start_problems
 from mugrpo_jax.runs.run_data import claim_code, claim_data
@@ -73,6 +73,17 @@ def test_every_prompt_is_measured_before_the_start(place):
         checked(config(train="one.jsonl"))
     _, about = checked(config("sampling.max_prompt_tokens=9"))
     assert about == f"prompts     6 checked, their tokens: {LENGTHS}; limit 9, none is over the limit"
+
+
+def test_more_end_tokens_than_the_sampler_takes_are_refused_before_the_start(place, monkeypatch):
+    tokenizer = run_model_tokenizer(config())
+    monkeypatch.setattr(preflight, "run_model_tokenizer", lambda _: tokenizer)
+    tokenizer.eos_ids = frozenset(range(9))
+    reason = "has 9 end tokens, at most 8 are possible; name fewer as eos_token_id in its generation_config"
+    with pytest.raises(ConfigError, match=reason):
+        dry_run(config("sampling.max_prompt_tokens=9"), place / "run")
+    tokenizer.eos_ids = frozenset(range(8))
+    assert "6 checked" in told(config("sampling.max_prompt_tokens=9"), place / "run")
 
 
 def test_only_problems_that_the_run_uses_are_refused(place):
