@@ -1,15 +1,34 @@
-"""Render a chat template in a child process with limits on time and memory, before it is used here.
+"""Check a chat template before it is used, and give it a fixed date.
 
-A template comes with the model and is a program. A few nested loops can run for years, and `'a' * 10**10`
-fills the memory. The sandbox of Jinja, which `transformers` uses, limits neither.
+It is rendered once in a child process with limits on time and memory. A template comes with the model and is
+a program. A few nested loops can run for years, and `'a' * 10**10` fills the memory. The sandbox of Jinja,
+which `transformers` uses, limits neither.
 """
 
+import datetime
 import functools
 import json
 import subprocess
 import sys
 
 _SECONDS, _MEMORY_MB, _CHARACTERS = 2, 1024, 10_000_000
+_TODAY = datetime.date(2024, 7, 26)  # Llama's template takes this day too, if it knows no other
+
+
+def with_fixed_date(template: str) -> str:
+    """Return the template with the same date on every day, so that prompts do not change at midnight.
+
+    `transformers` gives templates the function `strftime_now`, which reads the clock. A macro replaces it.
+
+    >>> with_fixed_date("{{ messages }}")
+    '{{ messages }}'
+    """
+    if "strftime_now" not in template:
+        return template
+    codes = "".join(f"|replace('%{code}', '{_TODAY:%{code}}')" for code in "aAbBcdFfHIjmMpSTUwWxXyY")
+    text = f"form|replace('%-', '%'){codes}"  # %-d is the day without a leading zero
+    # Jinja drops the line break behind a block, so the template itself begins as before.
+    return f"{{% macro strftime_now(form) %}}{{{{ {text} }}}}{{% endmacro %}}\n{template}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,7 +91,6 @@ def _render(template: str, messages: list[dict[str, str]], names: dict[str, str]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.globals["strftime_now"] = lambda form: form
     return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mugrpo_jax.files import read_json_object
-from mugrpo_jax.models.chat_template_check import problem_with_template
+from mugrpo_jax.models.chat_template_check import problem_with_template, with_fixed_date
 
 Message = Mapping[str, str]
 
@@ -118,24 +118,24 @@ class HFTokenizer:
             raise ValueError(f"{self._source}: the tokenizer has no chat template; use plain text prompts")
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         chat = [dict(message) for message in messages]
-        if not self._template_checked:
-            self._check_template(chat)
+        own = self._fast.chat_template
+        template = with_fixed_date(own) if isinstance(own, str) else None  # a few have several templates
+        if template is not None and not self._template_checked:
+            self._check_template(template, chat)
         try:
-            return str(self._fast.apply_chat_template(chat, **options))
+            return str(self._fast.apply_chat_template(chat, chat_template=template, **options))
         except Exception as error:  # the template is a program, and may raise anything
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"{self._source}: the chat template fails: {type(error).__name__}: {reason}"
             ) from error
 
-    def _check_template(self, chat: list[dict[str, str]]) -> None:
+    def _check_template(self, template: str, chat: list[dict[str, str]]) -> None:
         """Render the first conversation in a child process, which has limits on time and memory."""
-        template = self._fast.chat_template
-        if isinstance(template, str):
-            names = {name: str(token) for name, token in self._fast.special_tokens_map.items()}
-            problem = problem_with_template(template, json.dumps(chat), json.dumps(names))
-            if problem is not None:
-                raise ValueError(f"{self._source}: the chat template cannot be used: {problem}")
+        names = {name: str(token) for name, token in self._fast.special_tokens_map.items()}
+        problem = problem_with_template(template, json.dumps(chat), json.dumps(names))
+        if problem is not None:
+            raise ValueError(f"{self._source}: the chat template cannot be used: {problem}")
         self._template_checked = True
 
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:

@@ -166,6 +166,29 @@ def test_a_message_follows_an_answer_whatever_the_system_prompt_of_the_template_
 
 
 @pytest.mark.parametrize(
+    "template, text",
+    [
+        (
+            "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+            "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}"
+            "{%- set date_string = '26 Jul 2024' %}{%- endif %}{%- endif %}Today Date: {{ date_string }}",
+            "Today Date: 26 Jul 2024",
+        ),
+        ("\n{%- set today = strftime_now('%Y-%m-%d %H:%M') %} {{ today }}", " 2024-07-26 00:00"),
+        (
+            "\n {% macro day() %}{{ strftime_now('%A, %-d %B') }}{% endmacro %}\n{{ day() }}",
+            "\nFriday, 26 July",
+        ),
+    ],
+    ids=["llama", "iso", "words"],
+)
+def test_a_chat_template_with_the_date_gives_the_same_prompt_on_every_day(template, text):
+    fast = CharTokenizer(ALPHABET)._to_fast()
+    fast.chat_template = template
+    assert HFTokenizer(fast).chat_text(CHAT) == text
+
+
+@pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{{ raise_exception('no\nroles') }}", "here: the chat template fails: TemplateError: no roles"),
