@@ -8,27 +8,25 @@ which `transformers` uses, limits neither.
 import datetime
 import functools
 import json
+import re
 import subprocess
 import sys
 
 _SECONDS, _MEMORY_MB, _CHARACTERS = 2, 1024, 10_000_000
-_TODAY = datetime.date(2024, 7, 26)  # Llama's template takes this day too, if it knows no other
+_TODAY = datetime.datetime(2024, 7, 26)  # Llama's template takes this day too, if it knows no other
+_NOW = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(?P<quote>["'])(?P<form>.*?)(?P=quote)\s*\)""")
 
 
 def with_fixed_date(template: str) -> str:
     """Return the template with the same date on every day, so that prompts do not change at midnight.
 
-    `transformers` gives templates the function `strftime_now`, which reads the clock. A macro replaces it.
+    `transformers` gives templates the function `strftime_now`, which reads the clock. Its calls are replaced
+    by their text.
 
-    >>> with_fixed_date("{{ messages }}")
-    '{{ messages }}'
+    >>> with_fixed_date("Today: {{ strftime_now('%-d %B %Y') }}")
+    "Today: {{ '26 July 2024' }}"
     """
-    if "strftime_now" not in template:
-        return template
-    codes = "".join(f"|replace('%{code}', '{_TODAY:%{code}}')" for code in "aAbBcdFfHIjmMpSTUwWxXyY")
-    text = f"form|replace('%-', '%'){codes}"  # %-d is the day without a leading zero
-    # Jinja drops the line break behind a block, so the template itself begins as before.
-    return f"{{% macro strftime_now(form) %}}{{{{ {text} }}}}{{% endmacro %}}\n{template}"
+    return _NOW.sub(lambda call: call["quote"] + _TODAY.strftime(call["form"]) + call["quote"], template)
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,6 +89,7 @@ def _render(template: str, messages: list[dict[str, str]], names: dict[str, str]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
+    environment.globals["strftime_now"] = lambda form: form
     return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
 
 

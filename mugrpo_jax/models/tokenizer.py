@@ -1,9 +1,10 @@
 """Convert text to token ids and back, with a Hugging Face tokenizer or with one token per character."""
 
+import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,12 +119,17 @@ class HFTokenizer:
             raise ValueError(f"{self._source}: the tokenizer has no chat template; use plain text prompts")
         options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         chat = [dict(message) for message in messages]
-        own = self._fast.chat_template
-        template = with_fixed_date(own) if isinstance(own, str) else None  # a few have several templates
-        if template is not None and not self._template_checked:
+        with self._named_errors():
+            template = with_fixed_date(self._fast.get_chat_template())  # of several, that named `default`
+        if not self._template_checked:
             self._check_template(template, chat)
-        try:
+        with self._named_errors():
             return str(self._fast.apply_chat_template(chat, chat_template=template, **options))
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # the template is a program, and may raise anything
             reason = " ".join(str(error).split())[:200]
             raise ValueError(

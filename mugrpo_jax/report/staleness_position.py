@@ -104,11 +104,12 @@ class Position:
         """Return the advised learning rate for this µ; None if the run did not record what it needs."""
         size = self.update_size if self.growth is None else self.growth.update_size
         known = math.isfinite(size) and size > 0 and math.isfinite(self.share) and self.updates
-        if not known or math.isnan(self.batch_drift):
+        drifts = self.batch_drift, self.critical_drift
+        if not known or all(map(math.isnan, drifts)):
             return None
-        critical = math.inf if math.isnan(self.critical_drift) else self.critical_drift
+        limits = (math.inf if math.isnan(drift) else drift for drift in drifts)
         return objectives.advise_learning_rate(
-            max(self.lag, 1), self.updates, self.share, size, self.batch_drift, critical, self.momentum
+            max(self.lag, 1), self.updates, self.share, size, *limits, self.momentum
         )
 
     def effective(self, updates: int, *, first_stage: bool) -> float:

@@ -179,8 +179,10 @@ def test_a_message_follows_an_answer_whatever_the_system_prompt_of_the_template_
             "\n {% macro day() %}{{ strftime_now('%A, %-d %B') }}{% endmacro %}\n{{ day() }}",
             "\nFriday, 26 July",
         ),
+        ('{{ strftime_now( format="%b %e, %Y: 100 %%" ) }}', "Jul 26, 2024: 100 %"),
+        ({"default": "{{ strftime_now('%y') }}", "tool_use": "{{ tools }}"}, "24"),
     ],
-    ids=["llama", "iso", "words"],
+    ids=["llama", "iso", "words", "keyword", "several"],
 )
 def test_a_chat_template_with_the_date_gives_the_same_prompt_on_every_day(template, text):
     fast = CharTokenizer(ALPHABET)._to_fast()

@@ -1,5 +1,6 @@
 """Runs as numbers and text."""
 
+import dataclasses
 import json
 import math
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from synthetic import write_run
 
+from mugrpo_jax import config as configs
 from mugrpo_jax import report
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.objectives import WrongSide, effective_updates
@@ -234,6 +236,13 @@ def test_a_collapse_inside_a_stage_shows_in_the_held_out_accuracy(tmp_path):
     limit = min(place.advised.learning_rate, 1e-4)
     assert f"must be well below {limit:.2g} (now 0.0001); try {limit / 2:.2g} first." in said
     assert "stages of" not in said
+    # With a lag no drift of a batch is known; the limit follows from that of the collapse alone.
+    older = dataclasses.replace(run, config=configs.changed(run.config, ["batch.lag=1"]))
+    lagged = law.position(older)
+    assert math.isnan(lagged.batch_drift) and lagged.critical_drift == place.critical_drift
+    alone = lagged.advised
+    assert f"try {min(alone.learning_rate, 1e-4) / 2:.2g} first." in " ".join(advice(older))
+    assert alone.learning_rate == alone.run_limit == place.advised.run_limit < alone.stage_limit
     # A run that collapsed is compared with the constants of the paper, and told what they are worth.
     assert "S·η = 0.0099 and T·η = 0.02. The paper reports limits of 1.6e-06 and 3.2e-05" in said
     assert (

@@ -137,7 +137,7 @@ def test_bad_columns_are_one_clear_line(columns, message, tmp_path):
         (b'["question", "answer"]\n', "{path}:1: a list; possible: one JSON object a line"),
         (b"\xff\xfe\n", "{path}:1: not UTF-8 text"),
         (b'{"question": "a", "answer": "1"}\r\n\n{"question": "caf\xe9"}', "{path}:3: not UTF-8 text"),
-        (b'[\n{"question": "a", "answer": "1"}]', "{path}:1: not JSON: Expecting value, column 3"),
+        (b'[\n{"question": "a", "answer": "1"}]', "{path}:1: not JSON: Expecting value, column 2"),
         (b'{"question": ' + b"[" * 100_000 + b"}", "{path}:1: not JSON: maximum recursion depth"),
         (b'{"question": "a", "answer": ' + b"1" * 5000 + b"}", "{path}:1: not JSON: Exceeds the limit"),
     ],
