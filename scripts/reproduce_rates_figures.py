@@ -190,26 +190,29 @@ def draw_settings(runs: Sequence[Run], path: Path) -> None:
     for axis, column in zip(axes[0], columns, strict=True):
         same = [run for run in runs if setting(run) == column]
         _draw_panels(np.array([axis]), panels, same, OBJECTIVES, _seeds(runs))
-        best = ends_of(same, OBJECTIVES).removeprefix("ends: ").partition(",")[0]
-        axis.set_title(f"sampled {SETTINGS[column]}\nbest: {best}", fontsize=9)
+        axis.set_title(f"sampled {SETTINGS[column]}\nbest: {_ranked(same, OBJECTIVES)[0]}", fontsize=9)
         axis.set_xlabel("updates on one generation")
     axes[0, 0].set_ylabel(panels[0])
     _finish(figure, path)
 
 
 def ends_of(runs: Sequence[Run], arms: Iterable[str]) -> str:
-    """How the finished runs of these arms end, the best arm first, such as "ends: µ-GRPO 0.6, P3O 0.5"."""
+    """How these arms end, the best one first, such as "ends: µ-GRPO 0.6, P3O 0.5"."""
+    return "ends: " + ", ".join(_ranked(runs, arms))
+
+
+def _ranked(runs: Sequence[Run], arms: Iterable[str]) -> list[str]:
+    """The mean end of the longest runs of each arm, the best arm first."""
     updates = {arm: max((run["updates"] for run in runs if run["arm"] == arm), default=0) for arm in arms}
     ends = {}
     for arm, last in updates.items():
         if same := [end(run) for run in runs if run["arm"] == arm and run["updates"] == last]:
             ends[arm] = float(np.mean(same))
     several = len({updates[arm] for arm in ends}) > 1
-    ranked = [
+    return [
         f"{SHORT[arm]} {ends[arm]:.3f}{f' after {updates[arm]:,} updates' * several}"
         for arm in sorted(ends, key=ends.__getitem__, reverse=True)
     ]
-    return "ends: " + ", ".join(ranked)
 
 
 def _rescue(runs: Sequence[Run]) -> str:

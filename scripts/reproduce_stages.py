@@ -137,11 +137,8 @@ def _ends(rows: Sequence[Run], mu: int) -> str:
     ends = []
     for name in _objectives(rows):
         if same := _same(rows, name, mu, _best_rate(rows, name, mu)):
-            ends.append(f"{_SHORT[name]} {np.mean([end(row) for row in same]):.2f}")
+            ends.append(f"{figures.SHORT[NAMES[name]]} {np.mean([end(row) for row in same]):.2f}")
     return f"µ = {mu}: {', '.join(ends)}"
-
-
-_SHORT = {"grpo": "narrow clip", "relaxed-no-veto": "no veto", "mu_grpo": "µ-GRPO"}
 
 
 def _at_shared_rates(rows: Sequence[Run]) -> Sequence[Run]:

@@ -13,7 +13,7 @@ _TINY_TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {"difficulty": 2, "slips": 0.35, "train": 8192, "test": 256},
     "chains": {"difficulty": 6, "compact": True, "slips": 0.35, "train": 8192, "test": 256},
 }
-# Usual names of the columns in a user's own data; the first that is there is taken.
+# Usual names of the columns in a user's own data; the first that is there and is a text is taken.
 _QUESTIONS = ("question", "problem", "prompt", "query", "input")
 _ANSWERS = ("answer", "target", "label", "output")
 _SIZES: dict[str, dict[str, Any]] = {
@@ -112,7 +112,9 @@ def _task(task: str) -> dict[str, Any]:
         if not task.startswith("hub:") and not Path(task).is_file():
             raise ConfigError(f"--task {task}: no such file")
         there = [] if task.startswith("hub:") else tasks.first_columns(task)
-        question, answer = (_column(there, names) for names in (_QUESTIONS, _ANSWERS))
+        # In the format of Alpaca, `input` is only the second part of a question.
+        questions = _QUESTIONS if "instruction" not in there else _QUESTIONS[:-1]
+        question, answer = (_column(there, names) for names in (questions, _ANSWERS))
         columns = {"template": f"{{{question}}}", "answer": answer}
         if "solution" in there:
             columns["solution"] = "solution"

@@ -4,6 +4,7 @@ The modules of the commands import heavy packages only inside `run`, so that `mu
 """
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -152,7 +153,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides = [*arguments.overrides, *rest]
     elif rest:
-        keys = [text.lstrip("-") for text in rest if text.startswith("--") and _is_key(text, arguments)]
+        keys = [_as_key(text) for text in rest if hasattr(arguments, "overrides") and _as_key(text)]
         hint = f"; a key of the config has no dashes: {keys[0]}" if keys else ""
         program.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return arguments
@@ -172,7 +173,13 @@ def parser() -> argparse.ArgumentParser:
     return program
 
 
-def _is_key(text: str, arguments: argparse.Namespace) -> bool:
-    """Return whether `--text` sets a key of the config, for a command that takes such keys."""
-    name, equals, _ = text.lstrip("-").partition("=")
-    return bool(equals) and hasattr(arguments, "overrides") and ("." in name or name == "seed")
+def _as_key(text: str) -> str:
+    """Return `--text` as it sets a key of the config; "" if there is no such key."""
+    from mugrpo_jax.config import RunConfig
+
+    name, equals, value = text.lstrip("-").partition("=")
+    section, dot, _ = name.partition(".")
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    if not text.startswith("--") or section not in known or not (dot or equals):
+        return ""
+    return f"{name}={value if equals else 'VALUE'}"

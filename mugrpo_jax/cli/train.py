@@ -75,7 +75,7 @@ def plan_and_train(
     from mugrpo_jax.planning import check_loss, fitting_config, plan_run
     from mugrpo_jax.planning.disk_space import little_disk
     from mugrpo_jax.runs import progress
-    from mugrpo_jax.runs.run_folder import keep_choices
+    from mugrpo_jax.runs.run_folder import differences, keep_choices
     from mugrpo_jax.runs.start_times import process_start
 
     use_compile_cache(config.compile_cache)
@@ -83,7 +83,8 @@ def plan_and_train(
     plan = plan_run(config)
     if jax.process_index() == 0:
         print(plan, flush=True)
-        if note := little_disk(folder, plan.disk_bytes):
+        continues = back_to is None and not differences(folder, config)
+        if note := little_disk(folder, plan.disk_bytes, continues=continues):
             progress.say(note)
     unchecked = ""
     if dry_run:

@@ -120,6 +120,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override[:80]!r}: {text[:60]!r} is not valid YAML{quotes}") from None
     if isinstance(value, dict) and any(":" in str(key) and item is None for key, item in value.items()):
         raise ConfigError(
-            f"override {override[:80]!r}: put a space behind each colon, and quotes around it all"
+            f"override {override[:80]!r}: write a space behind the colon of a key, as in {{veto: none}}, "
+            'and a name with a colon as in {"mine.py:f": 1}; put the whole argument into quotes'
         )
     raw[last] = value

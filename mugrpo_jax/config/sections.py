@@ -157,7 +157,9 @@ class SamplingSection(Section):
         2560, "longest response; a response that reaches it has the finish reason `length`", least=1
     )
     slots: int | Literal["auto"] = setting(
-        "auto", "sequences decoded at once; `auto`: as many as fit", least=1
+        "auto",
+        "sequences decoded at once; `auto`: as many as fit, but not more than a stage has responses",
+        least=1,
     )
     shrink: bool | Literal["auto"] = setting(
         "auto",

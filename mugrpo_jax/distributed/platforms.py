@@ -7,26 +7,28 @@ import os
 
 import jax
 
+_DEVICES = ("/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/accel*", "/dev/vfio/[0-9]*")
+
 
 def without_missing_tpu() -> None:
     """Do not let JAX look for a TPU on a machine that has none, although libtpu is installed.
 
     `mugrpo plan --topology` needs libtpu on a laptop, and there libtpu prints five lines about missing hosts.
     When JAX is imported, it names its platforms itself if it finds libtpu and TPU chips. TPU_SKIP_MDS_QUERY
-    alone says little: JAX sets it on a machine without chips, but Kubernetes sets it on TPU hosts too. Where
-    JAX may use a GPU, or would warn that its package for it is missing, nothing is changed.
+    alone says little: JAX sets it on a machine without chips that it knows, but Kubernetes sets it on TPU
+    hosts too. Where there may be a device that JAX can use, or for which it misses a package and says so,
+    nothing is changed.
     """
     asked = jax.config.jax_platforms  # type: ignore[attr-defined]  # defined when jax is imported
     has_libtpu = importlib.util.find_spec("libtpu") is not None
-    if not asked and has_libtpu and "TPU_SKIP_MDS_QUERY" in os.environ and not _may_have_others():
+    if not asked and has_libtpu and "TPU_SKIP_MDS_QUERY" in os.environ and not _may_have_devices():
         jax.config.update("jax_platforms", "cpu")
 
 
-def _may_have_others() -> bool:
-    """Return whether JAX may find other devices through a plugin, or warn that it has none for a GPU."""
+def _may_have_devices() -> bool:
+    """Return whether there are files of GPUs or TPUs, or plugins through which JAX finds other devices."""
     return bool(
-        glob.glob("/dev/nvidia[0-9]*")
-        or os.path.exists("/dev/kfd")
+        any(map(glob.glob, _DEVICES))
         or importlib.util.find_spec("jax_plugins")
         or importlib.metadata.entry_points(group="jax_plugins")
         or os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS")

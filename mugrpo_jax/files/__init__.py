@@ -16,6 +16,7 @@ from mugrpo_jax.files.storage import local_copy as local_copy
 from mugrpo_jax.files.storage import make_folder as make_folder
 from mugrpo_jax.files.storage import move_folder as move_folder
 from mugrpo_jax.files.storage import names_below as names_below
+from mugrpo_jax.files.storage import nearest_existing as nearest_existing
 from mugrpo_jax.files.storage import publish as publish
 from mugrpo_jax.files.storage import remove_folder as remove_folder
 from mugrpo_jax.files.storage import scratch_folder as scratch_folder

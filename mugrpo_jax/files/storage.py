@@ -62,6 +62,11 @@ def absolute(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return a local path if it exists, or else the nearest of its parents that does."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. A bucket has no folders, so nothing is done there."""
     if not is_remote(path):

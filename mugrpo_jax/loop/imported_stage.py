@@ -12,7 +12,7 @@ import jax
 from mugrpo_jax.config import AUTO, ConfigError, RunConfig
 from mugrpo_jax.files import to_path
 from mugrpo_jax.rollouts import RolloutFolder, open_stage
-from mugrpo_jax.rollouts.rollout_folder import read_index
+from mugrpo_jax.rollouts.rollout_folder import StageIndex, read_index
 from mugrpo_jax.setup.initial_model import run_model_shape
 
 
@@ -59,7 +59,7 @@ def imported_rollouts(config: RunConfig) -> RolloutFolder:
     for key, value, allowed in limits:
         if value not in allowed:
             raise ConfigError(f"{key}: {value} does not fit {folder}; possible: {_text(allowed)}")
-    check_lengths(config, stage)
+    check_lengths(config, stage, index)
     if manifest["largest_token"] >= vocabulary:
         raise ConfigError(
             f"model.source: {config.model.source} has {vocabulary} tokens, {folder} has the token "
@@ -68,9 +68,8 @@ def imported_rollouts(config: RunConfig) -> RolloutFolder:
     return stage
 
 
-def check_lengths(config: RunConfig, stage: RolloutFolder) -> None:
+def check_lengths(config: RunConfig, stage: RolloutFolder, index: StageIndex) -> None:
     """Raise an error if a prompt or a response of a stored stage is longer than the config's limits."""
-    index = read_index(stage)
     lengths = (
         ("sampling.max_prompt_tokens", config.sampling.max_prompt_tokens, index.prompts.max()),
         ("sampling.max_response_tokens", config.sampling.max_response_tokens, index.lengths.max()),

@@ -21,6 +21,7 @@ from mugrpo_jax.loop.imported_stage import check_lengths, imported_rollouts
 from mugrpo_jax.loop.whole_checkpoints import check_whole
 from mugrpo_jax.models.sharding import placed
 from mugrpo_jax.rollouts import RolloutError, RolloutFolder, open_stage
+from mugrpo_jax.rollouts.rollout_folder import read_index
 from mugrpo_jax.runs.run_folder import read_config, stage_folder
 from mugrpo_jax.setup.stored_rollouts import is_stage
 from mugrpo_jax.training import CheckpointStore, Cursor, TrainState
@@ -56,7 +57,7 @@ def rollouts(config: RunConfig) -> RolloutFolder:
             f"{stage.folder}: holds {stage.prompts} prompts; batch.prompts_per_update × updates_per_stage / "
             f"epochs_per_stage asks for {config.prompts_per_stage}"
         )
-    check_lengths(config, stage)
+    check_lengths(config, stage, read_index(stage))
     return stage
 
 

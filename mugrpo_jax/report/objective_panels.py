@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from mugrpo_jax.report.against_staleness import against_staleness
 from mugrpo_jax.report.panel_data import Panel
 from mugrpo_jax.report.run_history import History
+from mugrpo_jax.report.trigger_panels import ratio_text
 
 _PPO = "tokens whose ratio is outside {bounds} on the side where the update goes; they have no gradient"
 CLIPPED: Mapping[str, str] = {
@@ -64,8 +65,8 @@ def _clipped_note(run: History) -> str:
 def vetoed(runs: Sequence[History]) -> Panel:
     """Panel: shares of vetoed tokens and of responses (advantage < 0) with a trigger, against staleness."""
     shares = {"vetoed tokens": "vetoed/tokens", "triggered responses": "triggered/negative_responses"}
-    ratios = dict.fromkeys(run.config.objective.settings["veto_ratio"] for run in runs if run.has_veto)
-    below = " or ".join(f"{ratio:g}" for ratio in ratios)
+    ratios = {run.config.objective.settings["veto_ratio"] for run in runs if run.has_veto}
+    below = ratio_text(sorted(ratios))
     note = (
         f"Triggered: the share of responses with A < 0 in which the ratio of a token fell below τ = {below}."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo_jax.objectives import ObjectiveConfig
 from mugrpo_jax.report.run_history import History
 from mugrpo_jax.report.trigger_panels import low_ratio
 from mugrpo_jax.runs.text_table import text_table
@@ -42,7 +43,9 @@ def comparison(runs: Sequence[History]) -> str:
 def _objective(run: History) -> str:
     """Return the name of the objective, and its knobs that are not the defaults."""
     objective = run.config.objective
-    return " ".join([objective.name, *(f"{knob}={value}" for knob, value in objective.knobs.items())])
+    default = ObjectiveConfig(objective.name).settings
+    knobs = {knob: value for knob, value in objective.knobs.items() if value != default[knob]}
+    return " ".join([objective.name, *(f"{knob}={value}" for knob, value in knobs.items())])
 
 
 def _first_and_last(run: History) -> str:

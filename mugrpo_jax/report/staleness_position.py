@@ -107,9 +107,9 @@ class Position:
         drifts = self.batch_drift, self.critical_drift
         if not known or all(map(math.isnan, drifts)):
             return None
-        limits = (math.inf if math.isnan(drift) else drift for drift in drifts)
+        stage, run = (math.inf if math.isnan(drift) else drift for drift in drifts)
         return objectives.advise_learning_rate(
-            max(self.lag, 1), self.updates, self.share, size, *limits, self.momentum
+            max(self.lag, 1), self.updates, self.share, size, stage, run, self.momentum
         )
 
     def effective(self, updates: int, *, first_stage: bool) -> float:

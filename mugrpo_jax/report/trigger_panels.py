@@ -4,7 +4,7 @@ They are drawn for every objective, also without a veto. `report.abandoned_ratio
 of the documentation explains the words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,10 +13,19 @@ from mugrpo_jax.report.panel_data import Panel
 from mugrpo_jax.report.run_history import History
 
 
+def ratio_text(ratios: Iterable[float]) -> str:
+    """Return ratios as text.
+
+    >>> ratio_text([0.0001, 0.01])
+    '1e-4 or 1e-2'
+    """
+    return " or ".join(np.format_float_scientific(ratio, trim="-", exp_digits=1) for ratio in ratios)
+
+
 def low_ratio(runs: Sequence[History]) -> str:
     """Return `ρ < 1e-4`, with the ratios below which the updates of these runs called a token abandoned."""
     ratios = sorted(set[float]().union(*(run.abandoned_ratios for run in runs)))
-    return f"ρ < {' or '.join(np.format_float_scientific(r, trim='-', exp_digits=1) for r in ratios)}"
+    return f"ρ < {ratio_text(ratios)}"
 
 
 def abandoned(runs: Sequence[History]) -> Panel:

@@ -15,6 +15,7 @@ from mugrpo_jax.files import (
     is_remote,
     make_folder,
     move_folder,
+    nearest_existing,
     remove_folder,
     wait_for,
     write_atomically,
@@ -92,7 +93,7 @@ def check_place(folder: Path) -> None:
     if is_remote(folder):
         return
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        there = nearest_existing(folder)
     except PermissionError as error:
         raise ConfigError(f"{folder}: cannot be written (no permission for {error.filename})") from None
     if not there.is_dir():

@@ -70,12 +70,22 @@ def sampler_plan(
         max_length=sampling.max_prompt_tokens + sampling.max_response_tokens,
         slots=slots or (sampling.slots if isinstance(sampling.slots, int) else None),
         shrink=sampling.shrink if isinstance(sampling.shrink, bool) else None,
+        samples=_most_samples(config, mesh),
         mesh=sampling_mesh(mesh, config.mesh.sampling_tensor),
         turns=config.environment.name is not None,
         cache_dtype=None if sampling.cache_dtype == "auto" else jnp.dtype(sampling.cache_dtype),
         **sampler_dtypes(config.model.sampling_dtype),
         **options,
     )
+
+
+def _most_samples(config: RunConfig, mesh: Mesh) -> int:
+    """Return how many responses a host samples in a stage or an evaluation, whichever is more."""
+    hosts = len({device.process_index for device in mesh.devices.flat})
+    prompts = 0 if config.replay.run is not None else config.prompts_per_stage
+    stage = prompts * config.batch.responses_per_prompt
+    evaluation = config.evaluation.problems * config.evaluation.samples
+    return max(-(-stage // hosts), -(-evaluation // hosts), 1)
 
 
 def rollout_settings(config: RunConfig) -> SamplingSettings:

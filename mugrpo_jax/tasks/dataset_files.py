@@ -155,9 +155,9 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
 
 
 def first_columns(source: str) -> list[str]:
-    """Return the names of the columns in the first row of a source."""
+    """Return the names of the columns that have a text or a number in the first row of a source."""
     _, row = next(_rows(source), ("", {}))
-    return list(row)
+    return [name for name, value in row.items() if isinstance(value, str | int | float) and value != ""]
 
 
 def _rows(source: str) -> Iterator[Row]:

@@ -91,7 +91,10 @@ def _imported(place: str) -> types.ModuleType:
         if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
             why = f"{error.filename}:{error.lineno}: {error.msg}"
         elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            why = f"no such file: {place}" if place.endswith(".py") else why + _module_hint(name)
+            if place.endswith(".py") and os.path.isfile(place):
+                why = f"a name with dots needs a path, ./{place}"
+            else:
+                why = (f"no such file: {place}" if place.endswith(".py") else why) + _module_hint(name)
         raise ValueError(why) from error
 
 

@@ -877,7 +877,8 @@ def test_bad_input_is_one_line_and_claims_no_folder(place, tmp_path, refused):
     for overrides, message in (
         (["batch.stage=2"], "did you mean batch.stages?"),
         (["batch.stages=x"], "batch.stages must be an integer, got 'x'"),
-        (["objective.knobs={veto:none}"], "put a space behind each colon, and quotes around it all"),
+        (["objective.knobs={veto:none}"], "write a space behind the colon of a key, as in {veto: none}"),
+        (["task.reward={mine.py:f}"], 'a name with a colon as in {"mine.py:f": 1}; put the whole argument'),
         (
             ["objective.knobs={veto:"],
             "'{veto:' is not valid YAML; close each bracket, and put the whole argument",
@@ -964,6 +965,8 @@ def test_arguments_without_a_meaning_are_refused(arguments, message, capsys):
             "; a key of the config has no dashes: batch.stages=2\n",
         ),
         (["train", "quickstart", "--seed=2"], "; a key of the config has no dashes: seed=2\n"),
+        (["train", "quickstart", "--track_drift=no"], " of the config has no dashes: track_drift=no\n"),
+        (["train", "quickstart", "--batch.stages", "2"], " has no dashes: batch.stages=VALUE\n"),
         (["train", "quickstart", "--ouut=runs/x"], ": --ouut=runs/x\n"),
         (["report", "runs/x", "--a.b=c"], ": --a.b=c\n"),  # a command without keys of the config
     ],

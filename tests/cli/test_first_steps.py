@@ -1,6 +1,7 @@
 """What a new user calls first: `init`, `config`, and a shipped config by its name, in an empty folder."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,21 @@ def test_init_takes_a_model_and_a_task_or_a_file(call):
     assert call("init", "e.yaml", "--task", "named.jsonl")[0] == 0
     columns = configs.load("e.yaml").task.options["columns"]
     assert columns == {"template": "{prompt}", "answer": "target"}
-    for name in ("c.yaml", "d.yaml", "e.yaml"):
+    for number, row in enumerate(
+        (
+            {"prompt": [{"role": "user"}], "query": "1+1=", "answer": 2},  # a list is not a text
+            {"problem": "", "input": "1+1=", "output": "2"},
+        )
+    ):
+        Path(f"odd{number}.jsonl").write_text(json.dumps(row) + "\n")
+        assert call("init", f"odd{number}.yaml", "--task", f"odd{number}.jsonl")[0] == 0
+    for name in ("c.yaml", "d.yaml", "e.yaml", "odd0.yaml", "odd1.yaml"):
         preflight.dry_run(configs.load(name), Path("runs/new"))
+    alpaca = {"instruction": "Add.", "input": "1+1=", "output": "2"}
+    Path("alpaca.jsonl").write_text(json.dumps(alpaca) + "\n")
+    assert call("init", "alpaca.yaml", "--task", "alpaca.jsonl")[0] == 0
+    with pytest.raises(ValueError, match=r"alpaca.jsonl:1: column 'question', named by template, is not"):
+        preflight.dry_run(configs.load("alpaca.yaml"), Path("runs/new"))
 
 
 def test_init_never_overwrites_and_writes_nothing_on_an_error(call):

@@ -1,5 +1,6 @@
 """Devices that JAX should not look for, or cannot find."""
 
+import fnmatch
 import glob
 import importlib.metadata
 import importlib.util
@@ -33,7 +34,10 @@ from mugrpo_jax.distributed.platforms import missing_platform, without_missing_t
             [],
             None,
         ),
-        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/nvidia0"], None),  # JAX warns about it
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/nvidiactl"], None),  # JAX warns about it
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/dxg"], None),  # a GPU in WSL2
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/vfio/0"], None),  # a TPU JAX does not know
+        (None, {"TPU_SKIP_MDS_QUERY": "1"}, ["libtpu"], [], ["/dev/vfio/vfio"], "cpu"),  # on any machine
     ],
 )
 def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
@@ -44,8 +48,7 @@ def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
     monkeypatch.setattr(type(jax.config), "jax_platforms", asked, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entry_points)
-    monkeypatch.setattr(glob, "glob", lambda pattern: devices)
-    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    monkeypatch.setattr(glob, "glob", lambda pattern: fnmatch.filter(devices, pattern))
     for name in ("TPU_SKIP_MDS_QUERY", "PJRT_NAMES_AND_LIBRARY_PATHS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -57,12 +60,13 @@ def test_a_tpu_is_not_looked_for_on_a_machine_without_one(
 def test_every_command_looks_at_the_platforms_first(monkeypatch, capsys):
     called = []
     monkeypatch.setattr(platforms, "without_missing_tpu", lambda: called.append(True))
-    assert main(["config", "quickstart"]) == 0 and called == [True]
+    assert main(["config", "batch"]) == 0 and called == [True]
     assert "prompts_per_update" in capsys.readouterr().out
 
 
-def test_devices_that_are_not_there_are_named_in_one_line():
-    assert missing_platform() == ""  # the tests run on the CPU
+def test_devices_that_are_not_there_are_named_in_one_line(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert missing_platform() == ""
     environment = os.environ | {"JAX_PLATFORMS": "nowhere", "MUGRPO_TRACEBACK": "1"}
     command = [sys.executable, "-m", "mugrpo_jax", "generate", "--model", "tiny", "--prompt", "1+1="]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

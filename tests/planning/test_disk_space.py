@@ -19,7 +19,10 @@ def test_a_disk_that_may_be_too_small_is_said_before_the_run(tmp_path, monkeypat
 
 def test_what_a_run_has_written_is_not_needed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert "needs up to 1.1 kB" in little_disk(tmp_path, 1100)
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "shard").write_bytes(bytes(100))
-    assert little_disk(tmp_path, 1100) == ""
+    (tmp_path / "best").write_bytes(bytes(100))  # the need does not contain it
+    assert "needs up to 1.1 kB" in little_disk(tmp_path, 1100, continues=True)
+    (tmp_path / "rollouts" / "000000").mkdir(parents=True)
+    (tmp_path / "rollouts" / "000000" / "shard").write_bytes(bytes(100))
+    (tmp_path / "rollouts" / "gone").symlink_to("nowhere")  # as a file that is renamed while we look
+    assert little_disk(tmp_path, 1100, continues=True) == ""
+    assert "needs up to 1.1 kB" in little_disk(tmp_path, 1100)  # a new run, the old one is moved aside

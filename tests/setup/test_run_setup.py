@@ -92,6 +92,20 @@ def test_the_cache_has_the_dtype_of_the_config(setup):
     assert rounded.eight_bit_cache and (rounded.dtype, rounded.matrices) == (plain.dtype, plain.matrices)
 
 
+def test_a_sampler_has_no_more_slots_than_there_are_responses(setup):
+    def slots(prompts, evaluated, *more):
+        sizes = [f"batch.prompts_per_update={prompts}", "batch.updates_per_stage=2"]
+        keys = [*sizes, "batch.responses_per_prompt=4", f"evaluation.problems={evaluated}", *more]
+        changed = configs.changed(setup.config, keys)
+        return dataclasses.replace(setup, config=changed).sampler_plan.slots
+
+    assert slots(64, 8) == 128  # 16 on each of 8 CPU devices
+    assert slots(2, 8) == 16  # 2 updates of 2 prompts with 4 responses each
+    assert slots(2, 8, "evaluation.samples=5") == slots(64, 8, "replay.run=x", "evaluation.samples=5") == 40
+    assert slots(1, 0, "replay.run=x") == 8  # one on each device, although nothing is sampled
+    assert slots(2, 8, "sampling.slots=64") == 64
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_sampler_gets_whole_weights_split_over_tensor_alone(setup, dtype):
     """Sharded over eight devices for the updates, copied to four pairs for sampling."""

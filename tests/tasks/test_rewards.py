@@ -127,6 +127,13 @@ def test_the_module_of_a_reward_may_be_a_path(tmp_path, monkeypatch):
         load_reward("no/mine.py:f")
     with pytest.raises(ValueError, match=r"cannot import 'no.mine': .*; it must be in this folder, "):
         load_reward("no.mine:f")
+    (tmp_path / "reward_7.py").write_text(code["mine"])
+    with pytest.raises(ValueError, match=r"no such file: rewrad_7.py; did you mean reward_7\? it must be in"):
+        load_reward("rewrad_7.py:good")
+    (tmp_path / "reward.v2.py").write_text(code["mine"])
+    with pytest.raises(ValueError, match=r"cannot import 'reward.v2.py': a name with dots needs a path, ./r"):
+        load_reward("reward.v2.py:good")
+    assert load_reward("./reward.v2.py:good")("", None) == 1.0
     (tmp_path / "json").mkdir()  # the name of an installed package, which has a module of this name too
     (tmp_path / "json" / "decoder.py").write_text(code["mine"])
     assert load_reward("json/decoder.py:good")("", None) == 1.0
