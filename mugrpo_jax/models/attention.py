@@ -64,6 +64,11 @@ def resolve_backend(backend: Backend, dtype: jnp.dtype, *, decode: bool = False)
     return "xla"
 
 
+def on_cpu() -> bool:
+    """Return whether we compile for a CPU."""
+    return _target_platform() == "cpu"
+
+
 def _target_platform() -> str:
     """Return `gpu`, `tpu` or `cpu`, from the current mesh or, without a mesh, from the default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device

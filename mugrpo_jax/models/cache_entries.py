@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mugrpo_jax.models.attention import Backend, attention
+from mugrpo_jax.models.attention import Backend, attention, on_cpu, resolve_backend
 from mugrpo_jax.models.eight_bits import in_eight_bits
 from mugrpo_jax.models.sharding import current_mesh, spec
+
+PART = 256  # entries in a part of `_attend_in_parts`
 
 
 @jax.tree_util.register_dataclass
@@ -113,13 +115,50 @@ def attend(
 
     Args:
       lengths: `[B]`, the number of filled entries.
-      read: load only the first `read` entries of each row.
+      read: load only the first `read` entries of each row. On a CPU, arrays are loaded as far as needed.
     """
-    keys, values = _first(keys, read), _first(values, read)
     if not isinstance(keys, Rounded):
-        return attention(q, keys, values, lengths=lengths, backend=backend)
+        backend = resolve_backend(backend, q.dtype, decode=True)
+        if backend == "xla" and on_cpu() and length(keys) > PART:
+            return _attend_in_parts(q, keys, values, lengths)
+        return attention(q, _first(keys, read), _first(values, read), lengths=lengths, backend=backend)
+    keys, values = _first(keys, read), _first(values, read)
     seen = jnp.arange(length(keys)) < lengths[:, None]
     return attend_masked(q, keys, values, seen[:, None])
+
+
+def _attend_in_parts(q: jax.Array, keys: jax.Array, values: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Compute `attend` in a loop over parts of the entries that ends behind the longest row.
+
+    A CPU rounds a sum differently if it has more terms, even if these are 0. Here a part without entries of a
+    row changes nothing in this row, so its result does not depend on other rows, not in a single bit.
+    """
+    room, scale = keys.shape[1], q.shape[-1] ** -0.5
+    groups = q.reshape(q.shape[0], keys.shape[2], -1, q.shape[-1])
+    State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+    def any_left(state: State) -> jax.Array:
+        return state[0] < lengths.max()
+
+    def add_part(state: State) -> State:
+        done, largest, total, sums = state
+        start = jnp.minimum(done, room - PART)  # the last part may begin among entries that are done
+        k, v = (jax.lax.dynamic_slice_in_dim(entries, start, PART, axis=1) for entries in (keys, values))
+        places = start + jnp.arange(PART)
+        seen = (places >= done) & (places < lengths[:, None])
+        scores = jnp.einsum("bkgd,bskd->bkgs", groups, k, preferred_element_type=jnp.float32) * scale
+        scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+        new = jnp.maximum(largest, scores.max(-1, keepdims=True))
+        weights, kept = jnp.exp(scores - new), jnp.exp(largest - new)
+        weighted = jnp.einsum(
+            "bkgs,bskd->bkgd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        return done + PART, new, total * kept + weights.sum(-1, keepdims=True), sums * kept + weighted
+
+    lowest = jnp.full((*groups.shape[:-1], 1), jnp.finfo(jnp.float32).min)
+    empty = jnp.int32(0), lowest, jnp.zeros_like(lowest), jnp.zeros(groups.shape, jnp.float32)
+    _, _, total, sums = jax.lax.while_loop(any_left, add_part, empty)
+    return (sums / total).astype(q.dtype).reshape(q.shape)
 
 
 def attend_masked(q: jax.Array, keys: Entries, values: Entries, seen: jax.Array) -> jax.Array:

@@ -198,8 +198,8 @@ def plan_sampler(
     unit = 16 if device.platform == "cpu" else 128
     cache_length = _round_up(max_length, unit)
     cache_dtype = dtype if cache_dtype is None else cache_dtype
-    # cuDNN reads only the filled cache entries of each slot. A CPU rounds differently if it reads another
-    # number of entries, so it reads all: there a response must not depend on the others bit by bit.
+    # cuDNN reads only the filled cache entries of each slot, and a CPU those up to the longest slot. It does
+    # not with int8, but would round differently if it read another number of entries.
     by_length = device.platform == "gpu" and jnp.dtype(cache_dtype).itemsize == 2
     reads_all = by_length or device.platform == "cpu"
     prompt_buckets = _doubling(unit, _round_up(max_prompt, unit))

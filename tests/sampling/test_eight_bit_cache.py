@@ -1,5 +1,6 @@
 """The sampler with a KV cache in int8: its log-probs are those of a pass with rounded keys and values."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,9 +10,18 @@ import pytest
 from test_turns import requests as turn_requests
 from test_turns import three_turns
 
-from mugrpo_jax.models import attention, cache_bytes, decoder, make_mesh, token_logprobs
+from mugrpo_jax.models import (
+    ModelConfig,
+    attention,
+    cache_bytes,
+    create,
+    decoder,
+    make_mesh,
+    token_logprobs,
+)
 from mugrpo_jax.models.rope import rotation
 from mugrpo_jax.sampling import Dialogue, Request, Sampler, request_seeds
+from mugrpo_jax.sampling.engine import Engine
 
 INT8 = jnp.dtype("int8")
 
@@ -55,6 +65,34 @@ def rounded_pass(params, tokens, config):
     chosen = jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
     behind = jax.lax.cummin(jnp.array(ties).min(0), axis=1)[:, :-1] < 2e-4
     return jnp.pad(chosen, ((0, 0), (1, 0))), jnp.pad(behind, ((0, 0), (1, 0)))
+
+
+def test_reading_only_as_far_as_the_longest_response_changes_no_token(plan, monkeypatch):
+    """A TPU has a decode program for 256, 512, ... entries of the cache; a CPU would read all in int8."""
+    config = ModelConfig(96, 32, 2, 2, 1, 16, 48, max_positions=1024)
+    whole = plan(slots=2, config=config, max_prompt=520, max_length=700, cache_dtype=INT8)
+    assert whole.read_buckets == (704,)
+    rng = np.random.default_rng(0)
+    # The first loops read 256 entries; the second request crosses from 512 to the whole cache.
+    requests = [
+        Request(rng.integers(3, 90, prompt), seeds=[number], max_tokens=tokens, index=number)
+        for number, (prompt, tokens) in enumerate([(180, 60), (400, 120)])
+    ]
+    found, reads, decode = [], [], Engine.decode
+    monkeypatch.setattr(
+        Engine,
+        "decode",
+        lambda *given, read, **more: (reads.append(read), decode(*given, read=read, **more))[1],
+    )
+    for buckets in (whole.read_buckets, (256, 512, 704)):
+        with Sampler(*create(config, seed=1), dataclasses.replace(whole, read_buckets=buckets)) as sampler:
+            alone = sampler.run(requests[:1])
+            found.append([*alone, *sorted(sampler.run(requests), key=lambda response: response.index)])
+        assert set(reads) == set(buckets) and reads[0] == buckets[0]
+        reads.clear()
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
 def compared(responses, model):
