@@ -57,6 +57,7 @@ def test_on_a_cpu_a_row_of_a_long_cache_does_not_depend_on_longer_rows(heads, kv
     wide = (x.astype("float32") for x in (q, k, v))
     wanted = jax.nn.dot_product_attention(*wide, key_value_seq_lengths=filled, implementation="xla")
     np.testing.assert_allclose(together, wanted, atol=1e-6 if dtype == "float32" else 0.03)
+    assert "while" in str(jax.make_jaxpr(cache_entries.attend)(q, k, v, filled))
     for row in range(7):
         shorter = jnp.where(jnp.arange(8) > row, filled[row], filled)
         np.testing.assert_array_equal(attend(q, k, v, shorter)[: row + 1], together[: row + 1])

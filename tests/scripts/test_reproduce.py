@@ -237,7 +237,13 @@ def test_a_run_that_was_copied_without_its_environment_is_collected(tmp_path):
     (folder / "environment.json").unlink()
     reproduce_collect.collect(tmp_path, tmp_path / "out")
     about = json.loads((tmp_path / "out" / "mu_grpo-seed0.jsonl").read_text().splitlines()[0])
-    assert about["environment"] is None and about["seed"] == 0
+    assert about["environment"] is None and about["seed"] == 0 and "abandoned_ratio" not in about
+    write_run(tmp_path / "mu_grpo-seed1", overrides=["report.abandoned_ratio=0.01"])
+    reproduce_collect.collect(tmp_path, tmp_path / "out")
+    assert (
+        json.loads((tmp_path / "out" / "mu_grpo-seed1.jsonl").read_text().splitlines()[0])["abandoned_ratio"]
+        == 0.01
+    )
 
 
 def test_a_lag_counts_as_staleness_in_the_grid_of_the_law(tmp_path):
@@ -787,7 +793,7 @@ def test_limits_of_one_grid_are_checked_on_another():
 
 def test_the_advice_after_a_collapse_is_checked_on_the_other_runs_of_its_stage_length():
     """A quarter of the drift needs a quarter of the rate, 2.5e-5; the report says to try half of this."""
-    ends = [(1e-5, None, 0), (2e-5, 99, 0), (2e-5, None, 1), (3e-5, None, 0), (1e-4, 64, 0)]
+    ends = [(1e-5, None, 0), (2e-5, 99, 0), (2e-5, None, 1), (3e-5, None, 0), (1e-4, 64, 0), (5e-5, None, 0)]
     grid = [
         grid_row(64, rate, at) | {"seed": seed, "batch_drift": None, "critical_drift": None}
         for rate, at, seed in [*ends, (1.2e-5, 9, 2)]
@@ -797,7 +803,8 @@ def test_the_advice_after_a_collapse_is_checked_on_the_other_runs_of_its_stage_l
     grid[4]["critical_drift"] = longest[-1] * 8**0.5 / 4  # a quarter of the way of 8 stages at random
     assert reproduce_held_out._advised(grid[4]) == pytest.approx(2.5e-5, rel=0.1)
     _, _, line = reproduce_held_out.advice_check_table(grid)
-    assert line == "| grpo | 1 | 0 of 1 | 1 of 4 | 1 of 3 |"
+    assert line == "| grpo | 1 | 0 of 1 | 1 of 5 | 1 of 3 |"  # 5e-5 is half of its own η
+    assert reproduce_held_out._advised(grid[4] | {"critical_drift": 1e9}) == 1e-4  # never above its own η
     calm = [row | {"collapse": None} for row in grid]
     assert len(list(reproduce_held_out.advice_check_table(calm))) == 2
 
@@ -1067,7 +1074,8 @@ def test_objectives_are_drawn_over_the_learning_rate_where_several_were_tried():
         accuracy = {"accuracy_start": 0.2, "evaluations": {"accuracy": [accuracy] * 3}}
         return found | accuracy | {"collapse": collapse}
 
-    rows = [row("grpo", 4, 0.5, 0.9), row("grpo", 4, 0.25, 0.95), row("mu_grpo", 4, 0.5, 0.9)]
+    fresh = [row("grpo", 4, rate, accuracy) for rate, accuracy in ((0.25, 0.95), (0.5, 0.9), (1.0, 0.5))]
+    rows = [*fresh, row("mu_grpo", 4, 0.5, 0.9)]  # µ-GRPO has only one rate with µ = 4
     for rate, narrow, ours in ((0.25, 0.3, 0.6), (0.5, 0.4, 0.8), (1.0, 0.2, 0.1)):
         rows += [row("grpo", 64, rate, narrow), row("mu_grpo", 64, rate, ours, 40 if rate == 1 else None)]
     assert reproduce_stages.are(rows) and reproduce_stages.tuned(rows) == [64]
@@ -1111,6 +1119,8 @@ def test_arms_are_drawn_over_the_learning_rate_if_three_were_tried(tmp_path, mon
     assert np.allclose(hollow, [[0.25, 0.3]])
     assert left.get_title() == "at 0.5: µ-GRPO 0.30, M2PO 0.10"  # the only rate that both have
     assert right.get_title() == "at 0.25: no veto 0.30, µ-GRPO 0.55"
+    ends = {0.25: [(0.4, False), (0.5, True)], 0.5: [(0.3, False), (0.5, False)], 1.0: [(0.9, False)]}
+    assert reproduce_rates_figures.best_of(ends, [0.25, 0.5]) == pytest.approx(0.45)
     assert [text.get_text() for text in left.get_legend().get_texts()][-1] == "collapsed"
     monkeypatch.undo()
     plt.close("all")
