@@ -136,7 +136,7 @@ def draw_ends(runs: Sequence[Run], path: Path) -> None:
     for axis, names in zip(axes, (OBJECTIVES, SCOPES), strict=True):
         found = {arm: ends for arm in names if (ends := _ends(runs, arm))}
         lines = [draw_over(axis, ends, COLORS[arm], names[arm]) for arm, ends in found.items()]
-        axis.set(xscale="log", xlabel="learning rate", ylim=(0, None))
+        axis.set(xscale="log", xlabel="learning rate")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.xaxis.set_minor_locator(NullLocator())
         if shared := [rate for rate in rates if all(rate in ends for ends in found.values())]:
@@ -147,7 +147,7 @@ def draw_ends(runs: Sequence[Run], path: Path) -> None:
         axis.legend(handles=[*lines, LOST], fontsize=8, frameon=False)
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("held-out accuracy at the end")
+    axes[0].set(ylabel="held-out accuracy at the end", ylim=(0, None))  # both panels share this axis
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -548,7 +548,8 @@ def read_results(folder):
         ("## One generation, three", "## Stages of 1,024", ["chains"]),
         ("## Stages of 1,024", "## Time to the same", ["chains_long", "chains_long_first"]),
         ("## The quickstart", "## How stale may", QUICKSTARTS),
-        ("## How stale may", "## Time", ["quickstart_mu"]),
+        ("## How stale may", "## All objectives", ["quickstart_mu"]),
+        ("## All objectives", "## Time", ["quickstart_arms"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The staleness law", ["gsm8k"]),
         ("## The law with a lag", "## A check on runs", ["lag"]),
@@ -557,7 +558,8 @@ def read_results(folder):
         ("## The law on chains", "", ["lag-chains"]),
         ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
         ("`docs/results/quickstart`:", "## How stale may", QUICKSTARTS),
-        ("`docs/results/quickstart_mu`)", "## The law with a lag", ["quickstart_mu"]),
+        ("`docs/results/quickstart_mu`)", "## All objectives", ["quickstart_mu"]),
+        ("`docs/results/quickstart_arms`)", "## The law with a lag", ["quickstart_arms"]),
         ("`docs/results/lag`)", "## The law with larger", ["lag"]),
         ("`docs/results/lag-large`)", "## The law on chains", ["lag-large"]),
         ("`docs/results/lag-chains`)", "", ["lag-chains"]),
@@ -632,6 +634,27 @@ def collapses(arm, rate, *folders):
         same = [row for row in grid if (row["objective"], row["learning_rate"]) == (arm, rate)]
         gone += [row["collapse"] is not None for row in same if row["mu"] == 256]
     return f"{sum(gone)} of {len(gone)}"
+
+
+def test_what_is_said_of_all_objectives_on_the_same_responses_is_in_the_files():
+    page = (ROOT / "docs" / "results.md").read_text()
+    section = page[page.index("## All objectives") : page.index("## Time\n")]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    printed = shown_by_draw("quickstart_arms")
+    assert len(table) == 10 and all(line in printed for line in table)
+    arms = ["relaxed-no-veto", "mu_grpo-trigger", "mu_grpo", "mu_grpo-suffix_non_trigger", "mu_grpo-sequence"]
+    lost = {rate: [collapses(arm, rate, "quickstart_arms") for arm in arms] for rate in (5e-4, 1e-3)}
+    assert lost == {5e-4: ["3 of 3"] * 2 + ["0 of 3"] * 3, 1e-3: ["3 of 3"] * 2 + ["2 of 3"] * 2 + ["0 of 3"]}
+    ends = {
+        (run["arm"], run["rate"], run["seed"]): reproduce_rates.end(run)
+        for run in read_results("quickstart_arms")[0]
+    }
+    grid = read_results("quickstart_mu")[1]
+    same = [row for row in grid if row["mu"] == 256 and row["learning_rate"] != 5e-4]
+    assert len(same) == 3 * 4 * 3  # objectives, rates, seeds
+    for row in same:
+        arm = "grpo-stale" if row["objective"] == "grpo" else row["objective"]
+        assert reproduce_stages.end(row) == ends[arm, row["learning_rate"], row["seed"]]
 
 
 def test_the_table_of_the_veto_counts_the_runs_of_the_files():
