@@ -129,13 +129,18 @@ def draw_scopes(runs: Sequence[Run], path: Path) -> None:
 def draw_ends(runs: Sequence[Run], path: Path) -> None:
     """The end of each arm over the learning rate: objectives on the left, scopes of the veto on the right.
 
-    The titles compare the best ends among those rates that all arms of a panel have.
+    The titles compare the best ends among those rates that all arms of a panel have. The arms are drawn side
+    by side, so that none covers another.
     """
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     rates = _rates(runs)
     for axis, names in zip(axes, (OBJECTIVES, SCOPES), strict=True):
         found = {arm: ends for arm in names if (ends := _ends(runs, arm))}
-        lines = [draw_over(axis, ends, COLORS[arm], names[arm]) for arm, ends in found.items()]
+        beside = SIDE ** (np.arange(len(found)) - (len(found) - 1) / 2)
+        lines = [
+            draw_over(axis, {rate * shift: marks for rate, marks in ends.items()}, COLORS[arm], names[arm])
+            for shift, (arm, ends) in zip(beside, found.items())
+        ]
         axis.set(xscale="log", xlabel="learning rate")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.xaxis.set_minor_locator(NullLocator())
@@ -147,11 +152,13 @@ def draw_ends(runs: Sequence[Run], path: Path) -> None:
         axis.legend(handles=[*lines, LOST], fontsize=8, frameon=False)
         axis.grid(alpha=0.2)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set(ylabel="held-out accuracy at the end", ylim=(0, None))  # both panels share this axis
+    highest = axes[0].get_ylim()[1]  # both panels share this axis
+    axes[0].set(ylabel="held-out accuracy at the end", ylim=(-0.03 * highest, highest))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
+SIDE = 1.06  # a rate times this is a place beside it
 Ends = Mapping[float, Sequence[tuple[float, bool]]]  # for each place: the ends of runs, and which collapsed
 LOST = Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white", label="collapsed")
 

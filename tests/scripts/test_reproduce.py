@@ -548,8 +548,8 @@ def read_results(folder):
         ("## One generation, three", "## Stages of 1,024", ["chains"]),
         ("## Stages of 1,024", "## Time to the same", ["chains_long", "chains_long_first"]),
         ("## The quickstart", "## How stale may", QUICKSTARTS),
-        ("## How stale may", "## All objectives", ["quickstart_mu"]),
-        ("## All objectives", "## Time", ["quickstart_arms"]),
+        ("## How stale may", "## Four objectives", ["quickstart_mu"]),
+        ("## Four objectives", "## Time", ["quickstart_arms"]),
         ("On word problems, two runs", "On GSM8K, likewise", ["times"]),
         ("On GSM8K, likewise", "## The staleness law", ["gsm8k"]),
         ("## The law with a lag", "## A check on runs", ["lag"]),
@@ -558,7 +558,7 @@ def read_results(folder):
         ("## The law on chains", "", ["lag-chains"]),
         ("## Chains, 256 updates", "## The quickstart", ["chains", "chains_first", "chains_again"]),
         ("`docs/results/quickstart`:", "## How stale may", QUICKSTARTS),
-        ("`docs/results/quickstart_mu`)", "## All objectives", ["quickstart_mu"]),
+        ("`docs/results/quickstart_mu`)", "## Four objectives", ["quickstart_mu"]),
         ("`docs/results/quickstart_arms`)", "## The law with a lag", ["quickstart_arms"]),
         ("`docs/results/lag`)", "## The law with larger", ["lag"]),
         ("`docs/results/lag-large`)", "## The law on chains", ["lag-large"]),
@@ -638,7 +638,7 @@ def collapses(arm, rate, *folders):
 
 def test_what_is_said_of_all_objectives_on_the_same_responses_is_in_the_files():
     page = (ROOT / "docs" / "results.md").read_text()
-    section = page[page.index("## All objectives") : page.index("## Time\n")]
+    section = page[page.index("## Four objectives") : page.index("## Time\n")]
     table = [line for line in section.splitlines() if line.startswith("|")]
     printed = shown_by_draw("quickstart_arms")
     assert len(table) == 10 and all(line in printed for line in table)
@@ -671,6 +671,7 @@ def test_the_table_of_the_veto_counts_the_runs_of_the_files():
         (2e-5, ["chains"], ["chains"]),
         (5e-4, ["quickstart", "quickstart_again"], ["quickstart", "quickstart_again"]),
         (3.5e-4, ["quickstart_slower", "quickstart_slower_again"], None),
+        (2.5e-4, ["quickstart_mu"], None),
         (1e-3, ["quickstart_mu"], None),
         (5e-4, ["quickstart_ratio"], ["quickstart_mu"]),
     ]
@@ -1136,10 +1137,12 @@ def test_arms_are_drawn_over_the_learning_rate_if_three_were_tried(tmp_path, mon
     reproduce_rates_figures.draw_ends(runs, tmp_path / "ends.png")
     left, right = plt.gcf().axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in left.get_lines()}
-    assert lines["µ-GRPO"] == [[0.25, pytest.approx(0.55)], [0.5, pytest.approx(0.3)]]
-    assert lines["M2PO"] == [[0.5, pytest.approx(0.1)]]
+    # Beside each other on the logarithmic axis, in the middle the rate.
+    near, side = pytest.approx, reproduce_rates_figures.SIDE**0.5
+    assert lines["µ-GRPO"] == [[near(0.25 / side), near(0.55)], [near(0.5 / side), near(0.3)]]
+    assert lines["M2PO"] == [[near(0.5 * side), near(0.1)]]
     hollow = [line.get_xydata()[0] for line in right.get_lines() if line.get_markerfacecolor() == "white"]
-    assert np.allclose(hollow, [[0.25, 0.3]])
+    assert np.allclose(hollow, [[0.25 / side, 0.3]])
     assert left.get_title() == "at 0.5: µ-GRPO 0.30, M2PO 0.10"  # the only rate that both have
     assert right.get_title() == "at 0.25: no veto 0.30, µ-GRPO 0.55"
     ends = {0.25: [(0.4, False), (0.5, True)], 0.5: [(0.3, False), (0.5, False)], 1.0: [(0.9, False)]}
