@@ -318,7 +318,7 @@ def test_a_resumed_run_keeps_the_slots_that_were_planned(place, monkeypatch):
         planned.append(plan.slots)
         # For the second time, too little to plan so many anew.
         memory.append(plan.weight_bytes + plan.cache_bytes + plan.work_bytes)
-    assert planned == [128, 128] and (place / "slots" / "sampler.json").exists()
+    assert planned == [64, 64] and (place / "slots" / "sampler.json").exists()
 
 
 def test_too_many_skipped_updates_stop_the_run(place):

@@ -104,7 +104,7 @@ def test_titles_name_the_ratio_below_which_a_token_is_abandoned(run_of):
     assert title(early, usual) == "Responses with a token of ρ < 1e-4 or 1e-2"
     assert "wrong, ρ < 1e-2" in report.comparison([early, early])
     named = report.comparison([run_of("mu_grpo", "objective.knobs={veto: suffix, veto_ratio: 0.01}"), usual])
-    assert " mu_grpo veto_ratio=0.01 " in named and "suffix" not in named  # that is the default
+    assert " mu_grpo veto_ratio=0.01 " in named and "veto=suffix" not in named  # that is the default
     assert "fell below τ = 1e-4 or 1e-2." in panels.vetoed([early, usual]).note
     # The records say what was counted: old ones do not name it, and a resumed run may have changed it.
     old, changed = (
