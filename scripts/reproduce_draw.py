@@ -23,7 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from reproduce_held_out import RULES, lag_of, other_grid_table, walk_of
 from reproduce_regimes import Measured, Run, measured_row
-from reproduce_tables import FRESH, less_fresh, read, tables
+from reproduce_tables import less_fresh, read, tables
+from reproduce_times import FRESH
 
 from mugrpo_jax import objectives
 

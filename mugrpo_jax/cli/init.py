@@ -113,7 +113,7 @@ def _task(task: str) -> dict[str, Any]:
             raise ConfigError(f"--task {task}: no such file")
         there = [] if task.startswith("hub:") else tasks.first_columns(task)
         # In the format of Alpaca, `input` is only the second part of a question.
-        questions = _QUESTIONS if "instruction" not in there else _QUESTIONS[:-1]
+        questions = [name for name in _QUESTIONS if name != "input" or "instruction" not in there]
         question, answer = (_column(there, names) for names in (questions, _ANSWERS))
         columns = {"template": f"{{{question}}}", "answer": answer}
         if "solution" in there:

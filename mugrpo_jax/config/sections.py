@@ -158,7 +158,8 @@ class SamplingSection(Section):
     )
     slots: int | Literal["auto"] = setting(
         "auto",
-        "sequences decoded at once; `auto`: as many as fit, but not more than a stage has responses",
+        "sequences decoded at once; `auto`: as many as fit, but not more than a stage or an evaluation has "
+        "responses",
         least=1,
     )
     shrink: bool | Literal["auto"] = setting(

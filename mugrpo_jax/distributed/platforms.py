@@ -16,8 +16,8 @@ def without_missing_tpu() -> None:
     `mugrpo plan --topology` needs libtpu on a laptop, and there libtpu prints five lines about missing hosts.
     When JAX is imported, it names its platforms itself if it finds libtpu and TPU chips. TPU_SKIP_MDS_QUERY
     alone says little: JAX sets it on a machine without chips that it knows, but Kubernetes sets it on TPU
-    hosts too. Where there may be a device that JAX can use, or for which it misses a package and says so,
-    nothing is changed.
+    hosts too. Nothing is changed on a machine with a GPU or another device: JAX may be able to use it, or it
+    warns that the package for it is missing.
     """
     asked = jax.config.jax_platforms  # type: ignore[attr-defined]  # defined when jax is imported
     has_libtpu = importlib.util.find_spec("libtpu") is not None

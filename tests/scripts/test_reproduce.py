@@ -30,6 +30,7 @@ reproduce_rates_figures = importlib.import_module("reproduce_rates_figures")
 reproduce_regimes = importlib.import_module("reproduce_regimes")
 reproduce_stages = importlib.import_module("reproduce_stages")
 reproduce_tables = importlib.import_module("reproduce_tables")
+reproduce_times = importlib.import_module("reproduce_times")
 write_run = importlib.import_module("synthetic").write_run
 Queue, Work = reproduce_queue.Queue, reproduce_queue.Work
 
@@ -416,7 +417,7 @@ def test_a_run_of_one_stage_has_no_quickest_stage():
     runs = [
         run | {"arm": arm, "batch": {"updates_per_stage": mu}} for arm, mu in (("grpo-mu4", 32), ("p3o", 64))
     ]
-    _, _, fresh, whole = reproduce_tables._time_table(runs)
+    _, _, fresh, whole = reproduce_times.time_table(runs)
     assert fresh.endswith("| 31.2 ms | 1.00× | 31.2 ms | 1.00× |")
     assert whole.endswith("| 31.2 ms | 1.00× | – | – |")
 
@@ -870,7 +871,7 @@ def test_the_time_to_equal_accuracy_compares_timed_runs_of_one_seed():
         return about | {"evaluations": points} | more
 
     def table(*runs):
-        return list(reproduce_tables._equal_accuracy_table(runs))
+        return list(reproduce_times.equal_accuracy_table(runs))
 
     fresh = run("grpo-mu4", [0.1, 0.2, 0.3, 0.4, 0.4])  # means of three: 0.2, 0.3, 0.367
     seconds = {"sample": 4.0, "update": 1.0, "compile": 7.0}
@@ -929,7 +930,7 @@ def test_runs_with_fresh_data_may_be_in_another_folder(tmp_path):
 
 
 def test_the_quickest_stage_is_found_by_the_clock():
-    _quickest = reproduce_tables._quickest
+    _quickest = reproduce_times.quickest
     lines = [{"updates": 32 * i, "clock": clock} for i, clock in enumerate((10, 11, 20, 21, 22), start=1)]
     assert _quickest({"bins": lines, "batch": {"updates_per_stage": 64}}) == 1e3 * (21 - 11) / 64
     assert _quickest({"bins": lines, "batch": {"updates_per_stage": 4}}) == 1e3 * 1 / 32
