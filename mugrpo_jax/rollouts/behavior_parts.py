@@ -4,10 +4,11 @@ The models of the behaviors are on the device one after the other. So the first 
 shard before the second one starts:
 
     stage-000/
-      part-0/shard-00000.arrayrecord   the groups of the shard, with the responses of the first model only
-      part-1/...
+      part-0-shard-00000.arrayrecord   the groups of the shard, with the responses of the first model only
+      part-1-shard-00000.arrayrecord
 
-A part survives a kill, like a shard. Once a shard is written, its parts are deleted.
+A part survives a kill, like a shard. Once a shard is written, its parts are deleted. Several processes work on
+one stage, so parts have no folders of their own: one process would remove a folder that another one needs.
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ from typing import Any
 
 import msgpack
 
-from mugrpo_jax.files import is_remote
 from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
 from mugrpo_jax.rollouts.rollout_folder import (
     RolloutFolder,
@@ -52,7 +52,8 @@ class PartFolder:
 
     def path(self, shard: int) -> Path:
         """Return the path of the part of a shard."""
-        return self.stage.folder / f"part-{self.number}" / self.stage.path(shard).name
+        shard_path = self.stage.path(shard)
+        return shard_path.with_name(f"part-{self.number}-{shard_path.name}")
 
     def missing_shards(self, shards: Sequence[int]) -> list[int]:
         """Return those of `shards` of which this part is missing or damaged."""
@@ -73,12 +74,9 @@ class PartFolder:
         return {group.index: group for group in map(decode, groups)}
 
     def remove_shard(self, shard: int) -> None:
-        """Delete the part of a shard, and the folder after its last part."""
+        """Delete the part of a shard."""
         for path in (self.path(shard), self.path(shard).with_suffix(".json")):
             path.unlink(missing_ok=True)
-        folder = self.path(shard).parent
-        if not is_remote(folder) and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
     @property
     def _identity(self) -> dict[str, Any]:

@@ -210,7 +210,8 @@ def test_a_killed_generation_goes_on_without_sampling_anything_twice(place, mixe
     monkeypatch.setattr(LiveReport, "_draw", lambda self, **_: None)
     with pytest.raises(KeyboardInterrupt):
         generate(config, run)
-    assert [path.name for path in (run / "rollouts" / "stage-000").iterdir()] == ["part-0"]
+    left = {path.name for path in (run / "rollouts" / "stage-000").iterdir()}
+    assert left and all(name.startswith("part-0-shard-") for name in left)
     generate(config, run)
     assert sampled == [0, 1, 1]  # the responses of the first model are kept
     assert [encode(group) for group in groups(run)] == [encode(group) for group in groups(whole)]

@@ -196,6 +196,26 @@ def test_parts_of_several_models_are_joined_in_the_order_of_the_samples(stage):
     assert not list(stage.folder.glob("part-*"))
 
 
+def test_parts_may_be_removed_by_one_process_while_another_one_writes(stage, monkeypatch):
+    """Samplers that share a stage are at different shards, so nothing that both need may be removed."""
+    mine, other = (PartFolder(0, "a", stage) for _ in range(2))
+    found = response(0, 0)
+    group = Group(
+        0, "problem-0", np.zeros(3, np.int32), (Rollout(found.tokens, found.logprobs, 0.5, "stop"),)
+    )
+    other.write_shard(1, [group])
+    made = rollout_folder.make_folder
+
+    def then_the_other_one_removes(path):
+        made(path)
+        other.remove_shard(1)
+        other.remove_shard(1)  # of a shard that is removed already
+
+    monkeypatch.setattr(rollout_folder, "make_folder", then_the_other_one_removes)
+    mine.write_shard(0, [group])
+    assert mine.missing_shards([0, 1]) == [1]
+
+
 def test_a_shard_of_one_model_alone_needs_no_part_of_the_other(stage):
     parts = [PartFolder(number, source, stage) for number, source in enumerate(("a", "b"))]
     found = response(0, 0)
