@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 BIN = 32  # updates averaged into one line of the collected files
 POINTS = 256  # of the drift of a run of the grid
@@ -92,7 +93,7 @@ def summary(folder: Path) -> dict[str, Any]:
     parts = {name: round(value, 1) for name, value in seconds.items()}
     return {
         "alone": not any((folder / mark).exists() for mark in ("shared_gpu", "resumed")),
-        "finished": (folder / "done").exists(),
+        "finished": finished(folder),
         "seconds": parts | {"training": round(sum(seconds.values()), 1)},
         "tokens": dict(tokens),
         "first_accuracy": accuracy[0] if accuracy else None,
@@ -102,14 +103,23 @@ def summary(folder: Path) -> dict[str, Any]:
     }
 
 
+def finished(folder: Path) -> bool:
+    """Whether the run has taken its last update and, if it evaluates, has evaluated after it."""
+    config = folder / "config.yaml"
+    if not config.exists():
+        return False
+    batch = yaml.safe_load(config.read_text())["batch"]
+    planned = batch["updates_per_stage"] * batch["stages"]
+    ends = [found["updates"] for kind in ("update", "evaluation") if (found := last(folder, kind))]
+    return bool(ends) and min(ends) == planned
+
+
 def _folders(runs: Path) -> list[Path]:
     return [path.parent for path in sorted(runs.glob("*-seed*/metrics.jsonl"))]
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     """The config of a run, and its environment if its file is there."""
-    import yaml
-
     config = yaml.safe_load((folder / "config.yaml").read_text())
     named = {name: config[name] for name in FACTS if name in config}
     if ratio := config.get("report", {}).get("abandoned_ratio"):
@@ -170,7 +180,7 @@ def _law(folder: Path) -> dict[str, Any]:
     way = [law.critical_drift(run, update) for update in updates]
     return {
         "run": folder.name,
-        "finished": (folder / "done").exists(),
+        "finished": finished(folder),
         "objective": _name(run.config.objective),
         "mu": place.lag + 1,  # (L + 1)·µ with `batch.lag`; else µ
         "learning_rate": place.learning_rate,

@@ -20,6 +20,7 @@ from mugrpo_jax.cli.main import STOPPED
 ROOT = Path(__file__).resolve().parent.parent
 MUGRPO = (sys.executable, "-m", "mugrpo_jax")
 EVERY = 30.0  # seconds between two progress lines
+MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 DONE = "done"  # in the folder of a run that has finished
 SHOWN = 15  # last log lines printed for a failed run
 
@@ -64,7 +65,8 @@ class Queue:
     When the time is over, the current runs get SIGTERM: they save, and the next call continues them. Runs
     that have not ended after `seconds` are killed. A run that shared the GPU at any time has a file
     `shared_gpu` in its folder; a run that was continued has a file `resumed`. The wall-clock figures of such
-    runs are not valid. Compiled programs are kept in `programs`.
+    runs are not valid. Compiled programs are kept in `programs`. The runs share the part of the GPU's memory
+    that `XLA_PYTHON_CLIENT_MEM_FRACTION` allows (default 0.9).
 
     Attributes:
       failed: names of the runs that ended with an error; the next call tries them again.
@@ -72,10 +74,9 @@ class Queue:
 
     def __init__(self, jobs: int, seconds: float, programs: Path) -> None:
         self._jobs = jobs
-        self._environment = {
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / jobs:.3f}",
-            "JAX_COMPILATION_CACHE_DIR": str(programs),  # a continued run does not compile again
-        } | os.environ
+        share = float(os.environ.get(MEMORY, 0.9)) / jobs
+        programs_kept = {"JAX_COMPILATION_CACHE_DIR": str(programs)}  # a continued run does not compile again
+        self._environment = programs_kept | os.environ | {MEMORY: f"{share:.3f}"}
         self._margin = 20.0 + 5.0 * jobs  # time for saving; all runs save to the same disk
         self._end = time.monotonic() + seconds
         self._running: dict[Work, subprocess.Popen[bytes]] = {}

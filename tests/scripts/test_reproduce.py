@@ -87,12 +87,18 @@ def test_a_failed_run_tells_its_last_words_and_stops_no_other(work, capsys):
 
 
 def test_runs_one_at_a_time_were_alone(work, monkeypatch):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     works = [work("a"), work("b")]
     assert queue(jobs=1, seconds=60).run(works)
     assert not any((w.folder / "shared_gpu").exists() for w in works)
     assert reproduce_collect.summary(works[0].folder)["alone"]
-    assert (works[0].folder / "memory").read_text() == "0.3"  # what the user says holds
+    assert (works[0].folder / "memory").read_text() == "0.900"
+
+
+def test_runs_share_the_memory_that_the_user_allows(work, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
+    works = [work("a"), work("b")]
+    assert queue(jobs=2, seconds=60).run(works)
+    assert [(w.folder / "memory").read_text() for w in works] == ["0.150", "0.150"]
 
 
 def test_a_run_that_left_before_its_last_update_is_not_done(work, capsys):
@@ -245,6 +251,32 @@ def test_a_run_that_was_copied_without_its_environment_is_collected(tmp_path):
         json.loads((tmp_path / "out" / "mu_grpo-seed1.jsonl").read_text().splitlines()[0])["abandoned_ratio"]
         == 0.01
     )
+
+
+def cut_last_record(folder):
+    kept = list(reproduce_collect.records(folder))[:-1]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+def test_a_run_is_finished_when_its_journal_has_its_last_update_and_evaluation(tmp_path):
+    killed_in_the_end = write_run(tmp_path / "mu_grpo-seed0", stages=2, mu=8)
+    stopped = write_run(tmp_path / "mu_grpo-seed1", stages=2, mu=8, done=15)
+    assert reproduce_collect.summary(killed_in_the_end)["finished"]
+    assert not reproduce_collect.summary(stopped)["finished"]
+    cut_last_record(killed_in_the_end)  # the evaluation after its last update
+    assert reproduce_collect.last(killed_in_the_end)["updates"] == 16
+    assert not reproduce_collect.summary(killed_in_the_end)["finished"]
+
+
+def test_the_results_say_which_runs_are_finished():
+    found = 0
+    for path in (ROOT / "docs" / "results").glob("**/*-seed*.jsonl"):
+        about, *rows = map(json.loads, path.read_text().splitlines())
+        planned = about["batch"]["updates_per_stage"] * about["batch"]["stages"]
+        ends = [row["updates"] for row in rows if row["kind"] == "evaluation"]
+        assert about["finished"] == (ends[-1] == planned), path
+        found += 1
+    assert found > 300
 
 
 def test_a_lag_counts_as_staleness_in_the_grid_of_the_law(tmp_path):
@@ -453,8 +485,7 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
         ("m2po", 0),
         ("p3o", 2),
     ):
-        folder = write_run(runs / f"{name}-seed{seed}", mu=32, seed=seed, overrides=[f"seed={seed}"])
-        (folder / "done").touch()
+        write_run(runs / f"{name}-seed{seed}", mu=32, seed=seed, overrides=[f"seed={seed}"])
     (runs / "mu_grpo-seed1" / "shared_gpu").touch()
     for mu, rate in ((8, 1e-5), (8, 1e-3), (32, 1e-5), (32, 1e-3)):
         folder = write_run(
@@ -464,10 +495,10 @@ def test_runs_are_collected_and_drawn(tmp_path, capsys):
             rate=rate,
             overrides=["objective.name=grpo"],
         )
-        (folder / "done").touch()
     lose_all(folder)
-    shutil.copytree(folder, runs / "law" / "grpo-mu32-lr1-seed1")
-    (runs / "law" / "grpo-mu32-lr1-seed1" / "done").unlink()  # one that is still under way
+    unfinished = runs / "law" / "grpo-mu32-lr1-seed1"
+    shutil.copytree(folder, unfinished)
+    cut_last_record(unfinished)
 
     reproduce_collect.collect(runs, out)
     lines = [json.loads(line) for line in (out / "law.jsonl").read_text().splitlines()]
