@@ -7,8 +7,8 @@ shard before the second one starts:
       part-0-shard-00000.arrayrecord   the groups of the shard, with the responses of the first model only
       part-1-shard-00000.arrayrecord
 
-A part survives a kill, like a shard. Once a shard is written, its parts are deleted. Several processes work on
-one stage, so parts have no folders of their own: one process would remove a folder that another one needs.
+A part survives a kill, like a shard. Once a shard is written, its parts are deleted. Parts have no folders of
+their own, because several processes write one stage: one would remove a folder that another one needs.
 """
 
 import dataclasses
