@@ -25,6 +25,8 @@ from mugrpo_jax.files.bucket import create_object, move_objects, object_names, p
 
 PATIENCE_S = 60.0  # how long a file that another host has just written may take to be seen here
 
+_ATTEMPTS = 100  # to make a folder that another process removes again and again
+
 # In the names of temporary files: two processes that write the same file must not write into each other's.
 _PROCESS = secrets.token_hex(4)
 _T = TypeVar("_T")
@@ -69,8 +71,15 @@ def nearest_existing(path: Path) -> Path:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. A bucket has no folders, so nothing is done there."""
-    if not is_remote(path):
-        path.mkdir(parents=True, exist_ok=True)
+    if is_remote(path):
+        return
+    for attempt in range(_ATTEMPTS):  # another process may remove the folder or a parent in the meantime
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            return
+        except (FileExistsError, FileNotFoundError):
+            if path.exists() or attempt + 1 == _ATTEMPTS:
+                raise
 
 
 def names_below(folder: Path) -> list[str]:
@@ -92,14 +101,18 @@ def move_folder(folder: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all that is in it; nothing to do if it does not exist."""
+    """Remove a folder and all that is in it; nothing to do if it does not exist.
+
+    Several processes may do this at once.
+    """
     if is_remote(folder):
         with plain_errors():
             if folder.exists():
                 cast(Any, folder).rmtree()
         return
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    while folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # what another process has removed just now
+            shutil.rmtree(folder)
 
 
 def size(path: Path) -> int:
@@ -153,7 +166,9 @@ def create(path: Path, content: bytes) -> bool:
 
 def temporary_for(path: Path) -> Path:
     """Return a local path at which to write a file; `publish` then gives the file its name `path`."""
-    return scratch_folder() / f"{path.name}.tmp" if is_remote(path) else path.with_suffix(f".{_PROCESS}.tmp")
+    if is_remote(path):  # files of several folders in a bucket may have the same name
+        return scratch_folder() / f"{path.name}.{secrets.token_hex(4)}.tmp"
+    return path.with_suffix(f".{_PROCESS}.tmp")
 
 
 def publish(temporary: Path, path: Path) -> None:

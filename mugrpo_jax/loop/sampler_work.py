@@ -1,7 +1,6 @@
 """The work of one sampler: claim shards of the stages whose policies are published, and write them."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import time
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.files import LineFile, plain_errors
+from mugrpo_jax.loop.claimed_rollouts import ClaimedRollouts
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.sampling_passes import sample_claimed
-from mugrpo_jax.rollouts import Group, RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_folder import SameRun, stage_folder
 from mugrpo_jax.runs.run_lock import trainer_sign
@@ -28,19 +27,6 @@ _MANIFEST = "manifest"  # the work of completing a stage, which is claimed like 
 def start_trainer(run: Path) -> str:
     """Return what to do if a sampler finds no trainer, for the end of an error."""
     return f"start the trainer with mugrpo train CONFIG --out {run} --rollouts wait"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _OwnRollouts(RolloutFolder):
-    """The rollouts of a stage, for a sampler: nothing is written into the folder of another run."""
-
-    same_run: SameRun
-    sign: SignOfLife
-
-    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        self.sign.moved()  # also if scoring takes long after the last token
-        self.same_run.check()
-        super().write_shard(shard, groups)
 
 
 class SamplerWork:
@@ -113,16 +99,17 @@ class SamplerWork:
         version = self._context.config.policy_stage(stage)
         if not self._policies.has(version):
             return False
-        rollouts, claims = self._rollouts(stage), self._claims.setdefault(stage, Claims(self._sign, stage))
+        claims = self._claims.setdefault(stage, Claims(self._sign, stage))
+        rollouts = self._rollouts(stage, claims)
         if stage not in self._looked_at:
             self._looked_at.add(stage)
-            rollouts.missing_shards([s for s in range(rollouts.shards) if rollouts.path(s).exists()])
+            rollouts.delete_damaged()
         started = time.monotonic()
         seconds: dict[str, float] = {}
         examples: dict[str, str] = {}
         try:
             taken: list[int] = []
-            free = self._free_shards(rollouts, claims, taken)
+            free = self._free_shards(rollouts, taken)
             first = next(free, None)
             if first is not None:
                 shards = itertools.chain([first], free)
@@ -135,24 +122,25 @@ class SamplerWork:
         completed = self._complete(rollouts, claims, seconds, examples)
         return first is not None or completed
 
-    def _rollouts(self, stage: int) -> RolloutFolder:
+    def _rollouts(self, stage: int, claims: Claims) -> ClaimedRollouts:
         config = self._context.config
-        return _OwnRollouts(
+        return ClaimedRollouts(
             same_run=self._same_run,
             sign=self._sign,
+            claims=claims,
             folder=self._folder(stage),
             identity=config.rollout_identity(stage),
             prompts=config.prompts_per_stage,
             prompts_per_shard=config.sampling.prompts_per_shard,
         )
 
-    def _free_shards(self, rollouts: RolloutFolder, claims: Claims, taken: list[int]) -> Iterator[int]:
+    def _free_shards(self, rollouts: ClaimedRollouts, taken: list[int]) -> Iterator[int]:
         """Claim one missing shard after the other, each when the iterator is asked for it; fill `taken`."""
         for shard in range(rollouts.shards):
             self._sign.moved()
             if self._context.stop.requested:
                 return
-            if rollouts.path(shard).exists() or not claims.claim(f"{shard:05d}"):
+            if rollouts.path(shard).exists() or not rollouts.claim(shard):
                 continue
             if not rollouts.path(shard).exists():  # its last owner may have written it before our claim
                 taken.append(shard)
@@ -165,7 +153,7 @@ class SamplerWork:
         return self._policy[1]
 
     def _complete(
-        self, rollouts: RolloutFolder, claims: Claims, seconds: dict[str, float], examples: dict[str, str]
+        self, rollouts: ClaimedRollouts, claims: Claims, seconds: dict[str, float], examples: dict[str, str]
     ) -> bool:
         """Write the manifest if all shards are there; return whether this process did it."""
         complete = rollouts.folder / "manifest.json"
@@ -189,7 +177,7 @@ class SamplerWork:
         return True
 
     def _record(
-        self, rollouts: RolloutFolder, stage: int, shards: Sequence[int], seconds: dict[str, float]
+        self, rollouts: ClaimedRollouts, stage: int, shards: Sequence[int], seconds: dict[str, float]
     ) -> None:
         """Append what this sampler did, and what it waited for, to its own log."""
         summaries = [json.loads(rollouts.path(s).with_suffix(".json").read_bytes()) for s in shards]

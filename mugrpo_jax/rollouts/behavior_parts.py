@@ -62,7 +62,8 @@ class PartFolder:
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
         """Write the part of a shard."""
         records = [record for group in groups for record in encode(group)]
-        write_records(self.path(shard), records, {"identity": self._identity})
+        identity = {"identity": self._identity}
+        write_records(self.path(shard), records, identity, allowed=lambda: self.stage.may_write(shard))
 
     def read_shard(self, shard: int) -> dict[int, Group]:
         """Return the groups of a part by their prompt index."""
@@ -89,11 +90,13 @@ class PartFolder:
 def join_parts(
     parts: Sequence[PartFolder], shard: int, samples: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
-    """Write a shard from its parts, then delete the parts.
+    """Write a shard from its parts, then delete the parts; nothing to do if this process may not write it.
 
     `samples` says for each prompt which sample numbers each part has.
     """
     stage = parts[0].stage
+    if not stage.may_write(shard):
+        return
     prompts = stage.shard_prompts(shard)
     wanted = [any(samples[index][part.number] for index in prompts) for part in parts]
     found = [part.read_shard(shard) if some else {} for part, some in zip(parts, wanted)]

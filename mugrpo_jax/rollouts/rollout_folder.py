@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class RolloutFolder:
         for shard, problem in problems.items():
             if self.path(shard).exists():
                 print(f"{problem}; it will be generated again")
-                self.path(shard).unlink()
+                self.path(shard).unlink(missing_ok=True)
         return list(problems)
 
     def problems(self, shards: Sequence[int] | None = None) -> dict[int, str]:
@@ -95,6 +95,10 @@ class RolloutFolder:
             if problem is not None:
                 found[shard] = f"{path}: {problem}"
         return found
+
+    def may_write(self, shard: int) -> bool:
+        """Return whether this process may write a shard; False if another process does it."""
+        return True
 
     def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
         """Write the groups of one shard, sorted by prompt index, and the summary of the shard."""
@@ -110,7 +114,7 @@ class RolloutFolder:
             "index": StageIndex.of(groups).columns(),
         }
         records = [record for group in groups for record in encode(group)]
-        write_records(self.path(shard), records, summary)
+        write_records(self.path(shard), records, summary, allowed=lambda: self.may_write(shard))
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
@@ -228,13 +232,23 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         raise RolloutError(
             f"{path}: rollouts of {summary['identity']}, expected {dict(identity)}; use another run folder"
         )
-    return None if summary["sha256"] == sha256(path) else "its checksum differs, the file is damaged"
+    try:
+        return None if summary["sha256"] == sha256(path) else "its checksum differs, the file is damaged"
+    except FileNotFoundError:  # another process has found the damage and removed the file
+        return "missing"
 
 
-def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, Any]) -> None:
+def write_records(
+    path: Path,
+    records: Iterable[bytes],
+    summary: Mapping[str, Any],
+    *,
+    allowed: Callable[[], bool] = lambda: True,
+) -> None:
     """Write an ArrayRecord file and, in a JSON file beside it, `summary` with the checksum of the records.
 
-    Both files are written under a temporary name and renamed, the records last.
+    Both files are written under a temporary name and renamed, the records last. Before each of them gets its
+    name, `allowed` is asked; if it returns False, the file does not get it.
     """
     make_folder(path.parent)
     temporary = temporary_for(path)
@@ -244,8 +258,11 @@ def write_records(path: Path, records: Iterable[bytes], summary: Mapping[str, An
             writer.write(record)
         writer.close()
         flush(temporary)
-        write_json(path.with_suffix(".json"), {**summary, "sha256": sha256(temporary)}, indent=None)
-        publish(temporary, path)
+        text = {**summary, "sha256": sha256(temporary)}
+        if allowed():
+            write_json(path.with_suffix(".json"), text, indent=None)
+        if allowed():
+            publish(temporary, path)
     except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
         reason = getattr(error, "strerror", None) or str(error)
         reason = reason.removeprefix("write() failed: ").partition("; writing ")[0]

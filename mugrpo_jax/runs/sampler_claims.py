@@ -5,8 +5,9 @@
     samplers/last_error                 the error with which a sampler ended, until one is started again
 
 If several samplers try to create the same claim, only one of them succeeds (`files.create`). A sampler that
-finds the claim of a dead one takes it over. A shard does not depend on who made it. So if a sampler that was
-thought to be dead goes on, it writes the same file again, and nothing is lost.
+finds the claim of a dead one takes it over. If a sampler that was thought to be dead goes on, it finds that
+the claim is not its own any more (`Claims.holds`), and does not write the shard. Only the owner of a claim
+writes or deletes a shard.
 """
 
 import contextlib
@@ -197,7 +198,8 @@ class Claims:
             make_folder(self.folder)
             got = create(path, text)
             content = None if got else owned_files.read(path)
-            if content is not None and self._dead(content) and owned_files.take(path, content, text):
+            got = got or self._is_mine(content)  # after an error of the storage, a claim may be forgotten
+            if not got and content is not None and self._dead(content) and owned_files.take(path, content, text):
                 progress.say(f"{path}: {owned_files.name(content)} is gone, this sampler takes over its work")
                 got = True
         except FileNotFoundError:
@@ -209,6 +211,13 @@ class Claims:
         if got:
             self._mine.add(work)
         return got
+
+    def holds(self, work: str) -> bool:
+        """Return whether this sampler still has a claim. One that gave no sign of life may have lost it."""
+        return self._is_mine(owned_files.read(self.folder / work))
+
+    def _is_mine(self, content: bytes | None) -> bool:
+        return owned_files.parse(content).get("token") == self._sampler.owner["token"]
 
     def release(self) -> None:
         """Give up all claims of this sampler, also those on shards that are complete now."""
@@ -224,7 +233,5 @@ class Claims:
 
     def _dead(self, content: bytes) -> bool:
         owner: dict[str, Any] = owned_files.parse(content)
-        if owner.get("token") == self._sampler.owner["token"]:
-            return False
         sign = owned_files.read(self._sampler.folder / f"{owner.get('token')}.json") if owner else content
         return self._watch.dead(owner, sign)

@@ -1,10 +1,13 @@
 """Files after a kill: whole content or the old one, and JSON lines without the part that was cut off."""
 
+import errno
 import fcntl
 import importlib.util
 import os
+import shutil
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +199,42 @@ def test_a_missing_package_for_buckets_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"gcsfs is not installed; pip install 'mugrpo-jax\[gcs\]'"):
         files.to_path("gs://bucket/run")
+
+
+def test_a_folder_is_made_though_another_process_removes_it(tmp_path, monkeypatch):
+    folder, mkdir, others = tmp_path / "claims" / "stage-000", Path.mkdir, iter(range(3))
+
+    def faster(path, *arguments, **options):
+        if path == folder and next(others, None) is not None:
+            mkdir(path.parent, exist_ok=True)  # another process made it, and removes it before we look
+            raise FileExistsError(errno.EEXIST, "File exists")
+        return mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", faster)
+    files.make_folder(folder)
+    assert folder.is_dir()
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(FileExistsError):
+        files.make_folder(file)
+
+
+def test_two_processes_may_remove_the_same_folder(tmp_path, monkeypatch):
+    folder, rmtree, others = tmp_path / "claims", shutil.rmtree, iter(range(1))
+    (folder / "inner").mkdir(parents=True)
+    (folder / "file").touch()
+
+    def slower(path, **options):
+        if next(others, None) is not None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "inner")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slower)
+    files.remove_folder(folder)
+    assert not folder.exists()
+    files.remove_folder(folder)
+
+
+def test_files_of_two_folders_in_a_bucket_do_not_share_a_temporary_file(bucket):
+    paths = [files.to_path(f"gs://bucket/stage-00{stage}/shard-00000.arrayrecord") for stage in (0, 1)]
+    assert len({files.temporary_for(path) for path in paths}) == 2

@@ -52,6 +52,15 @@ def test_a_shard_has_one_owner_until_it_gives_it_back(folder):
     assert files.names_below(folder) == []
 
 
+def test_a_claim_that_was_forgotten_after_an_error_of_the_storage_does_not_block_the_work(folder):
+    with SignOfLife(folder) as one, SignOfLife(folder) as two:
+        assert Claims(one, 3).claim("00000")  # these claims are lost, but their file is there
+        again = Claims(one, 3)
+        assert again.claim("00000") and again.holds("00000") and not Claims(two, 3).claim("00000")
+        again.release()
+        assert not again.holds("00000") and Claims(two, 3).claim("00000")
+
+
 def test_a_sampler_of_this_machine_that_was_killed_is_replaced_at_once(tmp_path, capsys):
     with SignOfLife(tmp_path) as one:
         one.owner["started"] = "1"  # the number of its process now belongs to another one
