@@ -48,7 +48,9 @@ def _upload_if(path: Path, content: bytes, *, generation: int) -> bool:
             return True
         except PreconditionFailed:
             # A request is sent again if the answer to it was lost. Then the object may be our own.
-            return path.exists() and path.read_bytes() == content
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes() == content
+            return False
 
 
 def _object(path: Path) -> Any:

@@ -22,7 +22,7 @@ class ClaimedRollouts(RolloutFolder):
         return self.claims.claim(_name(shard))
 
     def may_write(self, shard: int) -> bool:
-        """Return whether a shard is still ours. It is lost if this sampler gave no sign of life for a while."""
+        """Return whether a shard is still ours. It is lost if this sampler gave no sign of life."""
         if self.claims.holds(_name(shard)):
             return True
         progress.say(f"{self.path(shard)}: not written, another sampler took it over while this one hung")

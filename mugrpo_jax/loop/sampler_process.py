@@ -23,7 +23,7 @@ from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_data import check_same_data
 from mugrpo_jax.runs.run_folder import check_same_config, is_sampled, read_config
-from mugrpo_jax.runs.run_lock import refuse_beside_trainer, trainer_sign
+from mugrpo_jax.runs.run_lock import refuse_beside_trainer, trainer_sign, watch_trainer
 from mugrpo_jax.runs.sampler_claims import SignOfLife
 from mugrpo_jax.runs.stop import Stopped, StopRequest
 from mugrpo_jax.runs.waiting import LONGEST_STAGE_S, WAIT_LIMIT_S, Waiting
@@ -58,6 +58,7 @@ def sample(
             )
         _wait_for_trainer(run, waiting, stop, watch, trainer)
         sign = resources.enter_context(SignOfLife(run))
+        watch_trainer(run, trainer)  # it may have started before it could see our sign of life
         context = open_context(run, overrides, stop, resources, sign)
         SamplerWork(context, run, sign, waiting, watch=watch).work()
 

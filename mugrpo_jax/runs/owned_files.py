@@ -88,12 +88,18 @@ def read(path: Path) -> bytes | None:
 
 
 def rewrite(path: Path, content: bytes, new: bytes) -> None:
-    """Change our file in place. The length stays the same, so this works on a full disk too."""
+    """Change our file in place, if its content is still this one; the file then is still ours.
+
+    The length stays the same, so this works on a full disk too. A process that takes the file over puts
+    another file in its place. So even if it does that in between, we write into the old file.
+    """
     if is_remote(path):
         replace_object(path, content, new)
         return
     with path.open("r+b") as file:
-        file.write(new)
+        if file.read() == content:
+            file.seek(0)
+            file.write(new)
 
 
 def remove(path: Path) -> None:

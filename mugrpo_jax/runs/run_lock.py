@@ -24,6 +24,24 @@ def trainer_sign(folder: Path) -> bytes | None:
     return owned_files.read(folder / LOCK)
 
 
+def watch_trainer(folder: Path, before: bytes | None) -> None:
+    """Raise an error if a trainer that samples itself is alive, or has been started since sign `before`.
+
+    One on another machine, of which nothing else is known, is watched until it gives a sign of life, or is
+    dead.
+    """
+    end, told = time.monotonic() + _DEAD_S, False
+    while (content := refuse_beside_trainer(folder, before=before or b"")) is not None:
+        owner = owned_files.parse(content)
+        elsewhere = bool(owner) and owned_files.alive_here(owner) is None
+        if not owner.get("samples") or not elsewhere or time.monotonic() > end:
+            return
+        if not told:
+            told, name = True, owned_files.name(content)
+            progress.say(f"{folder}: waiting up to {_DEAD_S:g} s for a sign of life of the trainer ({name})")
+        time.sleep(min(1.0, _DEAD_S / 10))
+
+
 def refuse_beside_trainer(folder: Path, *, before: bytes | None = None) -> bytes | None:
     """Raise an error if a trainer samples itself, because this process wants to sample.
 

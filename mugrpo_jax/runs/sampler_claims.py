@@ -199,7 +199,12 @@ class Claims:
             got = create(path, text)
             content = None if got else owned_files.read(path)
             got = got or self._is_mine(content)  # after an error of the storage, a claim may be forgotten
-            if not got and content is not None and self._dead(content) and owned_files.take(path, content, text):
+            if (
+                not got
+                and content is not None
+                and self._dead(content)
+                and owned_files.take(path, content, text)
+            ):
                 progress.say(f"{path}: {owned_files.name(content)} is gone, this sampler takes over its work")
                 got = True
         except FileNotFoundError:

@@ -12,7 +12,7 @@ import pytest
 from mugrpo_jax import distributed, files
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.runs import owned_files, run_lock
-from mugrpo_jax.runs.run_lock import RunLock
+from mugrpo_jax.runs.run_lock import RunLock, watch_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +132,34 @@ def test_a_process_whose_lock_was_taken_ends(folder, monkeypatch):
         lock.path.write_text(json.dumps(json.loads(first) | {"token": "other"}))
         assert ended.wait(30)
     assert lock.path.exists()  # it belongs to the other process
+
+
+def test_a_sign_of_life_that_comes_late_does_not_change_the_lock_of_the_next_owner(folder, monkeypatch):
+    """The process is stopped after it has found its own lock, and goes on when another one has the lock."""
+    path, ours, theirs = folder / "lock.json", b"ours, beat 1", b"the lock of another"
+    files.write_atomically(path, ours)
+    monkeypatch.setattr(owned_files, "_GUARD_S", 5.0)
+    assert owned_files.take(path, ours, theirs)
+    owned_files.rewrite(path, ours, b"ours, beat 2")
+    assert path.read_bytes() == theirs
+    owned_files.rewrite(path, theirs, b"another, still!!!!!")
+    assert path.read_bytes() == b"another, still!!!!!"
+
+
+def test_a_sampler_notices_a_trainer_that_started_in_the_meantime_or_is_on_another_machine(folder):
+    watch_trainer(folder, None)
+    with RunLock(folder):  # a trainer that waits for samplers
+        watch_trainer(folder, None)
+    with RunLock(folder, samples=True), pytest.raises(ConfigError, match="trains here and samples itself"):
+        watch_trainer(folder, None)
+    lock = RunLock(folder, samples=True)
+    lock._owner["machine"] = "far"
+    with lock:
+        first = lock.path.read_bytes()
+        with pytest.raises(ConfigError, match="trains here and samples itself"):
+            watch_trainer(folder, None)  # there was no lock before
+        with pytest.raises(ConfigError, match="trains here and samples itself"):
+            watch_trainer(folder, first)  # its sign changes
+        content = lock.path.read_bytes()
+    lock.path.write_bytes(content)
+    watch_trainer(folder, content)  # dead
