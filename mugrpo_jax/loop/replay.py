@@ -79,7 +79,8 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
     store = CheckpointStore(other / "checkpoints")
     try:
         if first in store.steps():
-            check_whole(store.path(first))
+            with store.still_kept(first):
+                check_whole(store.path(first))
             # The other run may have no proximal policy, or one in another dtype. The first update renews it.
             theirs = jax.eval_shape(lambda s: training.with_proximal(s, other_config.proximal_dtype), targets)
             shardings = jax.tree.map(lambda leaf: leaf.sharding, targets.params)

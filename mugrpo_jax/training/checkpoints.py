@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mugrpo_jax.files import absolute, is_remote, write_atomically
 from mugrpo_jax.training.checksums import ACCURACY, COMMITTED, damage, write_checksums
 from mugrpo_jax.training.state import TrainState
 
+_REMOVAL_S = 2.0  # how long the removal of a checkpoint may take
 _EXTRA = "extra"  # a file that marks a checkpoint which was saved only because the run was stopped
 
 
@@ -120,18 +122,18 @@ class CheckpointStore:
 
     def check(self, step: int) -> None:
         """Raise an error that names a damaged file of a checkpoint and the other checkpoints."""
-        if (problem := damage(self.path(step))) is not None:
-            others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
-            raise ConfigError(f"{problem}; choose another checkpoint by its updates; kept: {others}")
+        with self.still_kept(step):
+            if (problem := damage(self.path(step))) is not None:
+                others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+                raise ConfigError(f"{problem}; choose another checkpoint by its updates; kept: {others}")
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, Cursor]:
         """Load state and cursor of a checkpoint (default: the newest) with the shardings of `abstract`."""
         step = self._manager.latest_step() if step is None else step
         assert step is not None
-        found = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore()),
-        )
+        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), cursor=ocp.args.JsonRestore())
+        with self.still_kept(step):
+            found = self._manager.restore(step, args=wanted)
         cursor = Cursor(**found["cursor"])
         if cursor.updates != step:
             raise ConfigError(f"{self.path(step)}: holds the state after {cursor.updates} updates")
@@ -144,7 +146,27 @@ class CheckpointStore:
             restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
             partial_restore=True,
         )
-        return self._manager.restore(step, args=ocp.args.Composite(state=wanted))["state"]["params"]
+        with self.still_kept(step):
+            return self._manager.restore(step, args=ocp.args.Composite(state=wanted))["state"]["params"]
+
+    @contextlib.contextmanager
+    def still_kept(self, step: int) -> Iterator[None]:
+        """Read a checkpoint in a `with` block. If that fails because its run has removed it, say so.
+
+        A run that trains on may remove any checkpoint but its newest one, file by file.
+        """
+        try:
+            yield
+        except Exception:
+            end = time.monotonic() + _REMOVAL_S
+            while (kept := _steps(self.folder)) and step in kept:
+                if step == kept[-1] or time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+            known = ", ".join(map(str, kept)) or "none"
+            raise ConfigError(
+                f"{self.path(step)}: removed by its run, which trains on, before it was read; kept: {known}"
+            ) from None
 
     def wait(self) -> None:
         """Block until the last save is on disk."""
@@ -217,6 +239,10 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return [path for path in found if not is_remote(path) or (path / COMMITTED).exists()]
 
 
+def _steps(folder: Path) -> list[int]:
+    return [int(path.name) for path in checkpoint_folders(folder)]
+
+
 def newest_cursor(folder: Path) -> Cursor | None:
     """Read the cursor of the newest checkpoint without Orbax; None if there is none that can be read."""
     found = checkpoint_folders(folder)
@@ -238,9 +264,10 @@ def _accuracy_text(number: str) -> str:
 
 def _read_accuracy(path: Path) -> float | None:
     """Return the accuracy in a file; None if there is no file, or if the file is damaged."""
-    if not path.exists():
+    try:
+        text = path.read_bytes().decode("latin-1")
+    except FileNotFoundError:
         return None
-    text = path.read_bytes().decode("latin-1")
     number = text.partition(" ")[0]
     if text != _accuracy_text(number):
         print(f"{path}: damaged; this checkpoint counts as not evaluated")

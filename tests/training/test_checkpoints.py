@@ -78,3 +78,38 @@ def test_a_failed_write_is_one_line_that_names_the_checkpoint(tmp_path, state, m
         store.wait()
     store.close()  # waits for nothing
     assert CheckpointStore(tmp_path / "checkpoints").steps() == []
+
+
+@pytest.mark.parametrize("when", ["checked", "read"])
+def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_named_with_those_kept(
+    tmp_path, state, monkeypatch, when
+):
+    store = open_store(tmp_path, keep_last=2)
+    for updates in (3, 6):
+        store.save(state, Cursor(updates=updates))
+    store.wait()
+    reader = CheckpointStore(tmp_path / "checkpoints")  # as of mugrpo eval
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params)
+    if when == "checked":
+
+        def slow(folder):
+            store.save(state, Cursor(updates=9))  # removes the oldest one
+            store.wait()
+            return damage(folder)
+
+        monkeypatch.setattr(checkpoints, "damage", slow)
+    else:
+        reader.check(3)
+        store.save(state, Cursor(updates=9))
+        store.wait()
+    with pytest.raises(ConfigError, match=r"000003: removed by its run, which trains on, .*; kept: 6, 9$"):
+        reader.check(3)
+        reader.restore_params(abstract, 3)
+    monkeypatch.undo()
+    reader.check(6)
+    (reader.path(6) / "cursor" / "metadata").write_bytes(b"?")
+    monkeypatch.setattr(checkpoints, "_REMOVAL_S", 0.2)
+    with pytest.raises(ConfigError, match=r"damaged, its checksum differs"):  # it stays: not the trainer
+        reader.check(6)
+    reader.close()
+    store.close()
