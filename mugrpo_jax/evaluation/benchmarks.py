@@ -26,7 +26,7 @@ from mugrpo_jax.sampling import (
     plan_for_requests,
     sampling_settings,
 )
-from mugrpo_jax.sampling.prompt_files import check_output, claim_output
+from mugrpo_jax.sampling.prompt_files import check_output, claim_output, hold_output
 from mugrpo_jax.sampling.requests import NO_RUN
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_environment import open_conversations, turn_ends
@@ -155,6 +155,9 @@ def benchmark(
     step = chosen_step(name, step=step, best=best)
     for out, task in tasks.items():
         check_output(out)
+        if out.exists():
+            with hold_output(out):
+                pass  # says at once if another process writes it
         load_reward(reward or task.reward)
         runs_programs = (reward or task.reward) in CODE_REWARDS
         if runs_programs and (warning := check_sandbox(unsafe=unsafe_sandbox)):
@@ -166,27 +169,29 @@ def benchmark(
     model = load_any_model(name, step=step, dtype=sampler_dtypes(chosen.dtype)["dtype"])
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}
-    for out, task in tasks.items():
-        identity = _identity(task, reward, problems, model.tokenizer) | _environment_identity(environment)
-        claim_output(out, origin | identity | weights)
-    for out, task in tasks.items():
-        judge = reward or task.reward
-        with contextlib.ExitStack() as opened:
-            scorer = opened.enter_context(make_scorer(judge, unsafe_sandbox=unsafe_sandbox))
-            asked = open_conversations(environment, model.tokenizer, _MEMORY_MB)
-            if asked is not None:
-                opened.enter_context(asked.environment)
-            ends = turn_ends(environment, model.tokenizer)
-            yield evaluation.evaluate(
-                task.test[:problems],
-                _responses(model, chosen, task.name, slots, asked, ends),
-                scorer,
-                samples=chosen.samples,
-                ks=sorted({1, chosen.samples}),
-                out=out,
-                name=task.name,
-                answer_of=ANSWER_READERS.get(judge),
-            )
+    with contextlib.ExitStack() as held:
+        for out, task in tasks.items():
+            held.enter_context(hold_output(out))
+            identity = _identity(task, reward, problems, model.tokenizer) | _environment_identity(environment)
+            claim_output(out, origin | identity | weights)
+        for out, task in tasks.items():
+            judge = reward or task.reward
+            with contextlib.ExitStack() as opened:
+                scorer = opened.enter_context(make_scorer(judge, unsafe_sandbox=unsafe_sandbox))
+                asked = open_conversations(environment, model.tokenizer, _MEMORY_MB)
+                if asked is not None:
+                    opened.enter_context(asked.environment)
+                ends = turn_ends(environment, model.tokenizer)
+                yield evaluation.evaluate(
+                    task.test[:problems],
+                    _responses(model, chosen, task.name, slots, asked, ends),
+                    scorer,
+                    samples=chosen.samples,
+                    ks=sorted({1, chosen.samples}),
+                    out=out,
+                    name=task.name,
+                    answer_of=ANSWER_READERS.get(judge),
+                )
 
 
 def _identity(task: Task, reward: str | None, problems: int | None, tokenizer: Tokenizer) -> dict[str, str]:

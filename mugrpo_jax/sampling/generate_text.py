@@ -23,7 +23,14 @@ from tqdm.auto import tqdm
 from mugrpo_jax.models import ModelConfig, Params, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
 from mugrpo_jax.models.weights import weights_fingerprint
-from mugrpo_jax.sampling.prompt_files import Name, check_output, claim_output, finished, read_prompts
+from mugrpo_jax.sampling.prompt_files import (
+    Name,
+    check_output,
+    claim_output,
+    finished,
+    hold_output,
+    read_prompts,
+)
 from mugrpo_jax.sampling.prompts import Prompt, RenderedPrompt, render_prompts
 from mugrpo_jax.sampling.requests import (
     NO_RUN,
@@ -114,20 +121,21 @@ def generate_file(
     wanted = render_prompts(tokenizer, given, raw=raw)
     digest = hashlib.sha256(json.dumps([(p.text, p.tokens) for p in wanted]).encode()).hexdigest()
     origin = {"model": name or str(model), **dataclasses.asdict(chosen), "raw": raw, "prompts_sha256": digest}
-    claim_output(out, origin)  # again when the weights are loaded, which takes a while
-    requests = _requests(config, tokenizer, wanted, chosen, finished(out))
 
     def claim(params: Params) -> None:
         claim_output(out, origin | {"weights_sha256": weights_fingerprint(params)})
 
-    records = _records(
-        model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress, claim=claim
-    )
     written = 0
-    with out.open("a", buffering=1, encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            written += 1
+    with hold_output(out):
+        claim_output(out, origin)  # again when the weights are loaded, which takes a while
+        requests = _requests(config, tokenizer, wanted, chosen, finished(out))
+        records = _records(
+            model, wanted, requests, chosen, raw=raw, slots=slots, mesh=mesh, progress=progress, claim=claim
+        )
+        with out.open("a", buffering=1, encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                written += 1
     return written
 
 

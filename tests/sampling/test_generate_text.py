@@ -10,6 +10,7 @@ from mugrpo_jax.evaluation.benchmarks import benchmark
 from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.models.tokenizer import HFTokenizer
 from mugrpo_jax.sampling import generate, generate_file, request_seeds, requests
+from mugrpo_jax.sampling.prompt_files import hold_output
 from mugrpo_jax.tasks import load_task
 
 SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}
@@ -234,3 +235,14 @@ def test_prompts_of_no_run_share_no_seed_with_the_stages_of_a_run(tmp_path, monk
     task = load_task("arithmetic", difficulty=1, train=1, test=2)
     list(benchmark("tiny", {tmp_path / "out.jsonl": task}, samples=2, max_tokens=1))
     assert len(run) == 32 and len(seeds) == 4 and not run & set(seeds)
+
+
+def test_two_processes_do_not_write_the_same_output(prompts, tmp_path):
+    """Their models may differ: then the settings beside the file would be those of only one of them."""
+    out, task = tmp_path / "out.jsonl", load_task("arithmetic", test=2, train=2)
+    with hold_output(out):
+        with pytest.raises(ValueError, match=r"out\.jsonl: another process is writing it; wait"):
+            generate_file("tiny", prompts, out, **SETTINGS)
+        with pytest.raises(ValueError, match=r"out\.jsonl: another process is writing it; wait"):
+            list(benchmark("no model", {out: task}))  # said before a model is loaded
+    assert generate_file("tiny", prompts, out, **SETTINGS) == 9

@@ -4,7 +4,10 @@ import contextlib
 import glob
 import json
 import os
+import re
+import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +76,7 @@ def save_huggingface(
 def temporary_folder(out: Path) -> Iterator[Path]:
     """Make a folder that is renamed to `out` at the end of the context, or removed after an error."""
     _remove_unfinished(out)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f".{out.name}.{_host()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -90,11 +93,15 @@ def check_new_folder(out: Path) -> None:
 
 
 def _remove_unfinished(out: Path) -> None:
-    """Remove the temporary folders of exports to `out` that were killed: their processes are gone."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
-        process = folder.name.split(".")[-2]
+    """Remove the temporary folders of exports to `out` on this machine whose processes are gone."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.{_host()}.*.*.tmp"):
+        process = folder.name.split(".")[-3]
         if process.isdigit() and not _runs(int(process)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _host() -> str:
+    return re.sub(r"\W", "-", socket.gethostname())
 
 
 def _runs(process: int) -> bool:

@@ -1,8 +1,11 @@
 """Hugging Face folders: what goes in comes out, and what is broken is refused before anything is read."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -437,16 +440,25 @@ def test_weights_that_are_not_finite_are_named(sharded, tmp_path):
         load_model(tmp_path / "a", mesh=mesh)
 
 
-def test_an_export_removes_what_killed_exports_left(tmp_path):
+def test_an_export_removes_what_killed_exports_of_this_machine_left(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    left = [tmp_path / f".a.{number}.tmp" for number in (gone.pid, os.getppid())]
-    other = tmp_path / f".b.{gone.pid}.tmp"
-    for folder in (*left, other):
-        folder.mkdir()
-        (folder / "model.safetensors").touch()
+
+    def unfinished(process):
+        with monkeypatch.context() as patch, contextlib.suppress(BaseException):
+            patch.setattr(os, "getpid", lambda: process)
+            with hf_export.temporary_folder(tmp_path / "a") as folder:
+                (folder / "model.safetensors").touch()
+                patch.setattr(shutil, "rmtree", None)  # as if it was killed
+                raise KeyboardInterrupt
+        return folder
+
+    left = [unfinished(process) for process in (gone.pid, os.getppid())]  # the second one still runs
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "another.host")
+        elsewhere = unfinished(gone.pid)
     tiny.write(tmp_path / "a", tiny.FAMILIES["llama-tied"])
-    assert [folder.exists() for folder in (*left, other)] == [False, True, True]  # one export still runs
+    assert [folder.exists() for folder in (*left, elsewhere)] == [False, True, True]
 
 
 MEASURE = """
