@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import AUTO, ConfigError, RunConfig
-from mugrpo_jax.files import write_atomically
+from mugrpo_jax.files import create, write_atomically
 from mugrpo_jax.models import ModelConfig
 from mugrpo_jax.runs import progress
 from mugrpo_jax.sampling import SamplerPlan
@@ -44,10 +44,15 @@ def recorded_sampler_plan(config: RunConfig, model: ModelConfig, mesh: Mesh, fil
         return plan
     plan = sampler_plan(config, model, mesh)
     slots = min(distributed.gather("sampler slots", plan.slots))
+    text = json.dumps({"slots": slots, "devices": here}, indent=1) + "\n"
     if reasons:
         progress.say(f"{file}: {found['slots']} slots are not kept, now {slots}: {reasons[0]}")
-    if jax.process_index() == 0:
-        write_atomically(file, json.dumps({"slots": slots, "devices": here}, indent=1) + "\n")
+        if jax.process_index() == 0:
+            write_atomically(file, text)
+    else:
+        made = jax.process_index() > 0 or create(file, text.encode())
+        if not distributed.gather("sampler recorded", made)[0]:  # another sampler was faster
+            return recorded_sampler_plan(config, model, mesh, file)
     return plan if plan.slots == slots else sampler_plan(config, model, mesh, slots=slots)
 
 

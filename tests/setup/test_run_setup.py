@@ -13,7 +13,7 @@ from mugrpo_jax import models
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.planning import make_plan
 from mugrpo_jax.sampling.sampler_weights import sampling_params
-from mugrpo_jax.setup import sizes
+from mugrpo_jax.setup import sampler_record, sizes
 from mugrpo_jax.setup.devices import copy_on_host, local_device, sampling_mesh
 from mugrpo_jax.setup.reference_policy import check_reference, check_start
 from mugrpo_jax.setup.run_setup import load_run_model
@@ -153,6 +153,26 @@ def test_planned_slots_are_kept_although_the_free_memory_changes(setup, tmp_path
     with pytest.raises(ConfigError, match=r"sampler.json: not the record of a sampler; remove it"):
         planned(10**9)
     assert planned(10**9, "sampling.slots=16") == 16  # a number in the config needs no record
+
+
+def test_samplers_that_start_together_have_the_same_slots(setup, tmp_path, monkeypatch):
+    """The second one has more free memory, and looks for the record before the first one has written it."""
+    file, create = tmp_path / "slots.json", sampler_record.create
+
+    def planned(memory):
+        monkeypatch.setattr("mugrpo_jax.sampling.sampler_plan.free_memory", lambda device: memory)
+        return dataclasses.replace(setup, sampler_file=file).sampler_plan.slots
+
+    def slower(path, content):
+        monkeypatch.setattr(sampler_record, "create", create)
+        assert planned(needed) == 64
+        return create(path, content)
+
+    plan = sizes.sampler_plan(setup.config, setup.model.config, setup.mesh, slots=64)
+    needed = int(1.2 * (plan.weight_bytes + plan.cache_bytes + plan.work_bytes))
+    monkeypatch.setattr(sampler_record, "create", slower)
+    assert planned(2 * needed) == 64
+    assert json.loads(file.read_text())["slots"] == 64
 
 
 def test_a_folder_without_a_run_or_a_checkpoint_is_named(tmp_path):
