@@ -4,9 +4,12 @@ At the start of a stage, the trainer publishes its weights for the samplers (`mu
 until the rollouts of the stage are complete. The folder of the run is all that the processes share.
 """
 
+import contextlib
+
 import jax
 
 from mugrpo_jax import distributed
+from mugrpo_jax.files import plain_errors
 from mugrpo_jax.loop.resume import save_if_due
 from mugrpo_jax.loop.run_context import RunContext, Waits
 from mugrpo_jax.rollouts import RolloutFolder
@@ -35,7 +38,8 @@ def remove_policies(run: RunContext) -> None:
     if jax.process_index() == 0:
         for stage in run.policies.stages():
             if not _missing(run, stage):
-                run.policies.remove(stage)
+                with contextlib.suppress(OSError), plain_errors():  # then the next stage removes it
+                    run.policies.remove(stage)
                 for sampled in served_stages(run.config, stage):
                     remove_claims(run.folder.folder, sampled)
 

@@ -98,7 +98,8 @@ def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) 
     try:
         manifest = rollouts.manifest(complete=any(seen))
         if manifest is not None:  # the hosts share the work of checking the files
-            open_stage(rollouts.folder, share=(jax.process_index(), jax.process_count()))
+            share = jax.process_index(), jax.process_count()
+            open_stage(rollouts.folder, share=share, patience_s=rollouts.patience_s)
         elif gone:
             problem = f"{rollouts.folder}: the rollouts of stage {rollouts.identity['stage']} are gone"
     except DamagedRollouts as error:

@@ -11,6 +11,7 @@ So every shard with its final name is complete, and a SIGKILL loses only the sha
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import tempfile
@@ -166,23 +167,32 @@ class RolloutFolder:
         return manifest
 
 
-def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> RolloutFolder:
+def open_stage(folder: Path, *, share: tuple[int, int] = (0, 1), patience_s: float = 0.0) -> RolloutFolder:
     """Open the rollouts of a complete stage, and check shards against the checksums in the manifest.
 
     With `share=(i, n)`, host `i` of `n` hosts checks every n-th shard, so that all hosts together check all.
+    `patience_s` is that of `RolloutFolder`.
     """
     path = folder / "manifest.json"
     if not path.exists():
         raise RolloutError(f"{path}: not found; the stage is not complete, let mugrpo train finish it")
     manifest = read_manifest(path)
-    stage = RolloutFolder(folder, manifest["identity"], manifest["prompts"], manifest["prompts_per_shard"])
+    stage = RolloutFolder(
+        folder,
+        manifest["identity"],
+        manifest["prompts"],
+        manifest["prompts_per_shard"],
+        patience_s=patience_s,
+    )
     if len(manifest["sha256"]) != stage.shards:
         raise DamagedRollouts(f"{path}: damaged, it has {len(manifest['sha256'])} checksums")
     for shard in range(share[0], stage.shards, share[1]):
         shard_path, checksum = stage.path(shard), manifest["sha256"][shard]
-        if not shard_path.exists():
-            raise DamagedRollouts(f"{shard_path}: missing, though {path.name} lists it")
-        if sha256(shard_path) != checksum:
+        try:
+            found = wait_for(functools.partial(sha256, shard_path), shard_path, patience_s)
+        except FileNotFoundError:
+            raise DamagedRollouts(f"{shard_path}: missing, though {path.name} lists it") from None
+        if found != checksum:
             raise DamagedRollouts(f"{shard_path}: damaged, its checksum differs from {path.name}")
     return stage
 
@@ -213,8 +223,12 @@ def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> It
 def read_records(path: Path) -> list[bytes]:
     """Return the records of an ArrayRecord file, which may be in a bucket."""
     copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
-    with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
-        return reader.read_all()
+    try:
+        with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
+            return reader.read_all()
+    except (OSError, RuntimeError) as error:  # the ArrayRecord reader raises RuntimeError
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise DamagedRollouts(f"{path}: cannot be read ({reason})") from None
 
 
 def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:

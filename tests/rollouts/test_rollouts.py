@@ -2,12 +2,14 @@
 
 import dataclasses
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from mugrpo_jax import rollouts
-from mugrpo_jax.rollouts import Group, Rollout, RolloutFolder, row_reader
+from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, row_reader, table_files
 from mugrpo_jax.rollouts.micro_batches import Buckets, Row, _outlines, _plan, arrange
 from mugrpo_jax.rollouts.stage_index import StageIndex
 from mugrpo_jax.rollouts.update_stream import _fitted
@@ -119,6 +121,40 @@ def test_a_damaged_shard_of_a_complete_stage_is_refused_by_name(stage, damage):
     (stage.folder / "manifest.json").write_text('{"identity": {}}')
     with pytest.raises(rollouts.DamagedRollouts, match=r"manifest\.json: damaged"):
         rollouts.open_stage(stage.folder)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no records" * 10_000])
+def test_a_file_of_records_that_is_lost_or_damaged_is_named(stage, content):
+    stage.path(1).unlink()
+    if content is not None:
+        stage.path(1).write_bytes(content)
+    with pytest.raises(RolloutError, match=r"shard-00001\.arrayrecord: cannot be read \(") as error:
+        list(rollouts.read_groups(stage))
+    assert "\n" not in str(error.value)
+
+
+def test_an_export_does_not_replace_that_of_another_process(tmp_path):
+    out = tmp_path / "rows.jsonl"
+
+    def rows():
+        assert table_files.write_rows(out, [{"a": 1}] * 3, columns={"a": "int32"}) == 3
+        yield {"a": 2}
+
+    with pytest.raises(RolloutError, match=r"rows\.jsonl: another process has written it in the meantime"):
+        table_files.write_rows(out, rows(), columns={"a": "int32"})
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_a_shard_that_a_slow_network_disk_shows_late_is_waited_for(stage, tmp_path, capsys):
+    stage.commit()
+    stage.path(1).rename(tmp_path / "late")
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(rollouts.open_stage, stage.folder, patience_s=60)
+        while "missing or incomplete here" not in capsys.readouterr().out:
+            time.sleep(0.01)
+        (tmp_path / "late").rename(stage.path(1))
+        assert opened.result().patience_s == 60
 
 
 def test_rollouts_of_another_run_are_refused(stage):
