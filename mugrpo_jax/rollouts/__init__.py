@@ -5,13 +5,13 @@ from mugrpo_jax.rollouts.micro_batches import MicroBatch as MicroBatch
 from mugrpo_jax.rollouts.micro_batches import Shape as Shape
 from mugrpo_jax.rollouts.micro_batches import abstract_micro_batch as abstract_micro_batch
 from mugrpo_jax.rollouts.micro_batches import plan_buckets as plan_buckets
+from mugrpo_jax.rollouts.record_files import DamagedRollouts as DamagedRollouts
+from mugrpo_jax.rollouts.record_files import RolloutError as RolloutError
 from mugrpo_jax.rollouts.records import Group as Group
 from mugrpo_jax.rollouts.records import Rollout as Rollout
 from mugrpo_jax.rollouts.records import decode as decode
 from mugrpo_jax.rollouts.records import encode as encode
 from mugrpo_jax.rollouts.reference_folder import ReferenceFolder as ReferenceFolder
-from mugrpo_jax.rollouts.rollout_folder import DamagedRollouts as DamagedRollouts
-from mugrpo_jax.rollouts.rollout_folder import RolloutError as RolloutError
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder as RolloutFolder
 from mugrpo_jax.rollouts.rollout_folder import open_stage as open_stage
 from mugrpo_jax.rollouts.rollout_folder import read_groups as read_groups

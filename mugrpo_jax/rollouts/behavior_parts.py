@@ -18,13 +18,9 @@ from typing import Any
 
 import msgpack
 
+from mugrpo_jax.rollouts.record_files import holds_records, read_records, write_records
 from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
-from mugrpo_jax.rollouts.rollout_folder import (
-    RolloutFolder,
-    holds_records,
-    read_records,
-    write_records,
-)
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)

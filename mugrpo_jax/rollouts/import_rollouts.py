@@ -16,8 +16,9 @@ import numpy as np
 
 from mugrpo_jax.rollouts.open_format import BadRow, Candidate, check_response, stage_identity
 from mugrpo_jax.rollouts.other_formats import read
+from mugrpo_jax.rollouts.record_files import RolloutError
 from mugrpo_jax.rollouts.records import Group, Rollout, encode
-from mugrpo_jax.rollouts.rollout_folder import RolloutError, RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 from mugrpo_jax.rollouts.table_files import read_rows
 
 _PROMPTS_PER_SHARD = 64

@@ -15,12 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo_jax.rollouts.rollout_folder import (
-    RolloutFolder,
-    holds_records,
-    read_json,
-    write_records,
-)
+from mugrpo_jax.rollouts.record_files import holds_records, read_json, write_records
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,38 +13,24 @@ So every shard with its final name is complete, and a SIGKILL loses only the sha
 import dataclasses
 import functools
 import hashlib
-import json
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-
-from mugrpo_jax.files import (
-    discard,
-    flush,
-    is_remote,
-    local_copy,
-    make_folder,
-    publish,
-    scratch_folder,
-    temporary_for,
-    wait_for,
-    write_atomically,
+from mugrpo_jax.files import flush, wait_for
+from mugrpo_jax.rollouts.record_files import (
+    DamagedRollouts,
+    RolloutError,
+    read_json,
+    read_records,
+    sha256,
+    write_file,
+    write_json,
+    write_records,
 )
 from mugrpo_jax.rollouts.records import Group, decode, encode
 from mugrpo_jax.rollouts.stage_index import StageIndex
 from mugrpo_jax.rollouts.summaries import summarise, total
-
-
-class RolloutError(ValueError):
-    """Raised if rollouts cannot be read, written or used. The message names the file and says what to do."""
-
-
-class DamagedRollouts(RolloutError):
-    """Raised if a file of a stage is missing or damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +107,7 @@ class RolloutFolder:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""
         summaries = self._summaries()
         index = StageIndex.join([summary["index"] for summary in summaries]).to_bytes()
-        _write(self.folder / "index.npz", index)
+        write_file(self.folder / "index.npz", index)
         manifest = {
             "identity": dict(self.identity),
             "prompts": self.prompts,
@@ -220,17 +206,6 @@ def read_groups(stage: RolloutFolder, shards: Sequence[int] | None = None) -> It
             yield decode(records[start : start + size])
 
 
-def read_records(path: Path) -> list[bytes]:
-    """Return the records of an ArrayRecord file, which may be in a bucket."""
-    copies = tempfile.TemporaryDirectory(dir=scratch_folder()) if is_remote(path) else nullcontext("")
-    try:
-        with copies as folder, closing(ArrayRecordReader(str(local_copy(path, Path(folder))))) as reader:
-            return reader.read_all()
-    except (OSError, RuntimeError) as error:  # the ArrayRecord reader raises RuntimeError
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise DamagedRollouts(f"{path}: cannot be read ({reason})") from None
-
-
 def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
     summary_path = path.with_suffix(".json")
     if not summary_path.exists():
@@ -252,51 +227,6 @@ def _damage(path: Path, identity: Mapping[str, Any]) -> str | None:
         return "missing"
 
 
-def write_records(
-    path: Path,
-    records: Iterable[bytes],
-    summary: Mapping[str, Any],
-    *,
-    allowed: Callable[[], bool] = lambda: True,
-) -> None:
-    """Write an ArrayRecord file and, in a JSON file beside it, `summary` with the checksum of the records.
-
-    Both files are written under a temporary name and renamed, the records last. Before each of them gets its
-    name, `allowed` is asked; if it returns False, the file does not get it.
-    """
-    make_folder(path.parent)
-    temporary = temporary_for(path)
-    try:
-        writer = ArrayRecordWriter(str(temporary), "group_size:1")
-        for record in records:
-            writer.write(record)
-        writer.close()
-        flush(temporary)
-        text = {**summary, "sha256": sha256(temporary)}
-        if allowed():
-            write_json(path.with_suffix(".json"), text, indent=None)
-        if allowed():
-            publish(temporary, path)
-    except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
-        reason = getattr(error, "strerror", None) or str(error)
-        reason = reason.removeprefix("write() failed: ").partition("; writing ")[0]
-        raise RolloutError(f"{path}: cannot be written ({reason}); the same command continues") from None
-    finally:
-        discard(temporary)  # after an error; on a full disk it would take room
-
-
-def holds_records(path: Path, summary: Mapping[str, Any]) -> bool:
-    """Return whether `write_records` wrote this file with this summary, and the file is not damaged."""
-    beside = path.with_suffix(".json")
-    if not path.exists() or not beside.exists():
-        return False
-    try:
-        found = read_json(beside)
-    except RolloutError:  # damaged like a file with a wrong checksum
-        return False
-    return found == {**summary, "sha256": sha256(path)}
-
-
 def read_manifest(path: Path, *, patience_s: float = 0.0) -> dict[str, Any]:
     """Return the manifest of a stage; raise `DamagedRollouts` if something in it is missing."""
     manifest = read_json(path, patience_s=patience_s)
@@ -304,39 +234,3 @@ def read_manifest(path: Path, *, patience_s: float = 0.0) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not expected <= manifest.keys():
         raise DamagedRollouts(f"{path}: damaged, a part of it is missing")
     return manifest
-
-
-def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
-    """Write `value` to a JSON file atomically; raise `RolloutError` if the file cannot be written."""
-    _write(path, json.dumps(value, indent=indent).encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise RolloutError(
-            f"{path}: cannot be written ({error.strerror or error}); the same command continues"
-        ) from None
-
-
-def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
-    """Return the value in a JSON file; raise `DamagedRollouts` if the file is missing or not valid JSON.
-
-    With `patience_s`, wait so many seconds for the file of another host, see `files.wait_for`.
-    """
-    waited = f" after {patience_s:g} s" if patience_s else ""
-    try:
-        return wait_for(lambda: json.loads(path.read_bytes()), path, patience_s)
-    except FileNotFoundError:
-        raise RolloutError(
-            f"{path}: not found{waited}; restore it, or put the run on storage that all hosts share"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DamagedRollouts(f"{path}: damaged, not valid JSON{waited} ({error})") from None
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

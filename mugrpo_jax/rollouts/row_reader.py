@@ -13,9 +13,10 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from mugrpo_jax.files import is_remote, local_copy, scratch_folder, wait_for
 from mugrpo_jax.rollouts.micro_batches import Row
+from mugrpo_jax.rollouts.record_files import RolloutError
 from mugrpo_jax.rollouts.records import decode_prompt, decode_rollout
 from mugrpo_jax.rollouts.reference_folder import ReferenceFolder
-from mugrpo_jax.rollouts.rollout_folder import RolloutError, RolloutFolder
+from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
 _OPEN = 256  # most shards that are open at the same time
 _DOWNLOADS = 16  # most shards that are downloaded at the same time

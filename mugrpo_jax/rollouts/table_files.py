@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.files import discard, flush
-from mugrpo_jax.rollouts.rollout_folder import RolloutError
+from mugrpo_jax.rollouts.record_files import RolloutError
 
 _ROWS = 256  # in one row group of a Parquet file, so that neither side holds the whole file in memory
 

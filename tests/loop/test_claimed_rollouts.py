@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mugrpo_jax.loop.claimed_rollouts import ClaimedRollouts
-from mugrpo_jax.rollouts import Group, Rollout, rollout_folder
+from mugrpo_jax.rollouts import Group, Rollout, read_groups, record_files
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife
 
@@ -58,18 +58,18 @@ def test_a_sampler_that_hangs_between_the_two_files_of_a_shard_leaves_that_of_it
 ):
     late, successor = samplers
     assert late.claim(0)
-    write = rollout_folder.write_json
+    write = record_files.write_json
 
     def hang(*arguments, **options):
-        monkeypatch.setattr(rollout_folder, "write_json", write)
+        monkeypatch.setattr(record_files, "write_json", write)
         write(*arguments, **options)
         assert successor.claim(0)
         successor.write_shard(0, groups(0, 1.0))
 
-    monkeypatch.setattr(rollout_folder, "write_json", hang)
+    monkeypatch.setattr(record_files, "write_json", hang)
     late.write_shard(0, groups(0, 0.0))
     assert successor.missing_shards() == [1]
-    assert [group.rollouts[0].reward for group in rollout_folder.read_groups(successor, [0])] == [1.0]
+    assert [group.rollouts[0].reward for group in read_groups(successor, [0])] == [1.0]
 
 
 def test_parts_are_left_to_the_successor_too(samplers):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mugrpo_jax import files
-from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups, rollout_folder
+from mugrpo_jax.rollouts import Group, Rollout, RolloutError, RolloutFolder, read_groups, record_files
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.rollouts.records import decode, encode
-from mugrpo_jax.rollouts.rollout_folder import summarise
 from mugrpo_jax.rollouts.shard_writer import ShardWriter
+from mugrpo_jax.rollouts.summaries import summarise
 from mugrpo_jax.sampling import Response
 from mugrpo_jax.tasks import Problem, Score, make_scorer
 
@@ -154,12 +154,12 @@ def test_a_shard_that_does_not_fit_on_the_disk_leaves_nothing_behind(stage, monk
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rollout_folder, full, fail)
+    monkeypatch.setattr(record_files, full, fail)
     path = stage.path(0)
     with pytest.raises(
         RolloutError, match=r"0\.arrayrecord: cannot be written \(No space left on device\); "
     ):
-        rollout_folder.write_records(path, [b"one", b"two"], {})
+        record_files.write_records(path, [b"one", b"two"], {})
     assert not list(path.parent.glob("*.tmp")) and not path.exists()
 
 
@@ -204,14 +204,14 @@ def test_parts_may_be_removed_by_one_process_while_another_one_writes(stage, mon
         0, "problem-0", np.zeros(3, np.int32), (Rollout(found.tokens, found.logprobs, 0.5, "stop"),)
     )
     other.write_shard(1, [group])
-    made = rollout_folder.make_folder
+    made = record_files.make_folder
 
     def then_the_other_one_removes(path):
         made(path)
         other.remove_shard(1)
         other.remove_shard(1)  # of a shard that is removed already
 
-    monkeypatch.setattr(rollout_folder, "make_folder", then_the_other_one_removes)
+    monkeypatch.setattr(record_files, "make_folder", then_the_other_one_removes)
     mine.write_shard(0, [group])
     assert mine.missing_shards([0, 1]) == [1]
 
