@@ -12,7 +12,7 @@ import yaml
 from mugrpo_jax import evaluation
 from mugrpo_jax.config import EnvironmentSection, RunConfig, to_dict
 from mugrpo_jax.evaluation.fingerprints import code_fingerprint, problem_fingerprints
-from mugrpo_jax.files import to_path
+from mugrpo_jax.files import hold, to_path
 from mugrpo_jax.models import Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel
 from mugrpo_jax.models.weights import weights_fingerprint
@@ -26,7 +26,7 @@ from mugrpo_jax.sampling import (
     plan_for_requests,
     sampling_settings,
 )
-from mugrpo_jax.sampling.prompt_files import check_output, claim_output, hold_output
+from mugrpo_jax.sampling.prompt_files import check_output, claim_output
 from mugrpo_jax.sampling.requests import NO_RUN
 from mugrpo_jax.sampling.sampler_plan import sampler_dtypes
 from mugrpo_jax.setup.run_environment import open_conversations, turn_ends
@@ -156,7 +156,7 @@ def benchmark(
     for out, task in tasks.items():
         check_output(out)
         if out.exists():
-            with hold_output(out):
+            with hold(out):
                 pass  # says at once if another process writes it
         load_reward(reward or task.reward)
         runs_programs = (reward or task.reward) in CODE_REWARDS
@@ -171,7 +171,7 @@ def benchmark(
     weights = {"weights_sha256": weights_fingerprint(model.params)}
     with contextlib.ExitStack() as held:
         for out, task in tasks.items():
-            held.enter_context(hold_output(out))
+            held.enter_context(hold(out))
             identity = _identity(task, reward, problems, model.tokenizer) | _environment_identity(environment)
             claim_output(out, origin | identity | weights)
         for out, task in tasks.items():

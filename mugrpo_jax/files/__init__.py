@@ -11,6 +11,7 @@ from mugrpo_jax.files.storage import absolute as absolute
 from mugrpo_jax.files.storage import create as create
 from mugrpo_jax.files.storage import discard as discard
 from mugrpo_jax.files.storage import flush as flush
+from mugrpo_jax.files.storage import hold as hold
 from mugrpo_jax.files.storage import is_remote as is_remote
 from mugrpo_jax.files.storage import local_copy as local_copy
 from mugrpo_jax.files.storage import make_folder as make_folder
@@ -18,6 +19,7 @@ from mugrpo_jax.files.storage import move_folder as move_folder
 from mugrpo_jax.files.storage import names_below as names_below
 from mugrpo_jax.files.storage import nearest_existing as nearest_existing
 from mugrpo_jax.files.storage import publish as publish
+from mugrpo_jax.files.storage import publish_new as publish_new
 from mugrpo_jax.files.storage import remove_folder as remove_folder
 from mugrpo_jax.files.storage import scratch_folder as scratch_folder
 from mugrpo_jax.files.storage import size as size

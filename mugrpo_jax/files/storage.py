@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -78,6 +78,8 @@ def make_folder(path: Path) -> None:
             path.mkdir(parents=True, exist_ok=True)
             return
         except (FileExistsError, FileNotFoundError):
+            if path.is_dir():
+                return
             if path.exists() or attempt + 1 == _ATTEMPTS:
                 raise
 
@@ -147,13 +149,8 @@ def create(path: Path, content: bytes) -> bool:
     complete = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         complete.write_bytes(content)
-        os.link(complete, path)
-        return True
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
-            raise
+        if (linked := _link(complete, path)) is not None:
+            return linked
     finally:
         complete.unlink(missing_ok=True)
     try:
@@ -178,6 +175,51 @@ def publish(temporary: Path, path: Path) -> None:
         temporary.unlink()
     else:
         os.replace(temporary, path)
+
+
+def publish_new(temporary: Path, path: Path) -> bool:
+    """Give a complete file its name like `publish`, but return False if the name is taken.
+
+    The temporary file is gone after it. A file system without links cannot tell whether another process takes
+    the name in the same moment.
+    """
+    if is_remote(path):
+        new = create_object(path, temporary.read_bytes())
+    elif (linked := _link(temporary, path)) is not None:
+        new = linked
+    elif new := not path.exists():
+        os.replace(temporary, path)
+    discard(temporary)
+    return new
+
+
+def _link(file: Path, path: Path) -> bool | None:
+    """Give a file another name; return False if the name is taken, None if there are no links here."""
+    try:
+        os.link(file, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep other processes that call this from writing a local file; raise an error if one writes it."""
+    read_only = path.exists() and not os.access(path, os.W_OK)
+    with path.open("rb" if read_only else "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{path}: another process is writing it; wait until it ends, or choose another output"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def discard(temporary: Path) -> None:

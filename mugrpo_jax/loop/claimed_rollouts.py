@@ -16,6 +16,7 @@ class ClaimedRollouts(RolloutFolder):
     same_run: SameRun
     sign: SignOfLife
     claims: Claims
+    written: list[int] = dataclasses.field(default_factory=list)  # the shards that this process wrote
 
     def claim(self, shard: int) -> bool:
         """Claim a shard; return False if another sampler that is alive has it."""
@@ -28,11 +29,13 @@ class ClaimedRollouts(RolloutFolder):
         progress.say(f"{self.path(shard)}: not written, another sampler took it over while this one hung")
         return False
 
-    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Write the groups of one shard, if the shard is still ours."""
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> bool:
+        """Write the groups of one shard, if the shard is still ours; return whether it was written."""
         self.sign.moved()  # also if scoring takes long after the last token
         self.same_run.check()
-        super().write_shard(shard, groups)
+        if written := super().write_shard(shard, groups):
+            self.written.append(shard)
+        return written
 
     def delete_damaged(self) -> None:
         """Delete the damaged shards, each under its claim, because another sampler may be faster."""

@@ -72,7 +72,7 @@ def _whole_stage(
         identity=config.rollout_identity(stage),
         prompts=config.prompts_per_stage,
         prompts_per_shard=config.sampling.prompts_per_shard,
-        patience_s=PATIENCE_S if jax.process_count() > 1 else 0.0,
+        patience_s=PATIENCE_S if jax.process_count() > 1 or _sampled_elsewhere(run) else 0.0,
     )
     manifest = _checked_manifest(run, rollouts, cursor)
     while manifest is None:
@@ -84,6 +84,10 @@ def _whole_stage(
     again = f"mend it, remove {rollouts.folder} and start again"
     check_failed(config, f"stage {stage}", manifest["status"], manifest.get("examples", {}), again)
     return rollouts, manifest
+
+
+def _sampled_elsewhere(run: RunContext) -> bool:
+    return run.waits is not None and run.waits.thread is None
 
 
 def _checked_manifest(run: RunContext, rollouts: RolloutFolder, cursor: Cursor) -> dict[str, Any] | None:

@@ -58,7 +58,10 @@ def sample(
             )
         _wait_for_trainer(run, waiting, stop, watch, trainer)
         sign = resources.enter_context(SignOfLife(run))
-        watch_trainer(run, trainer)  # it may have started before it could see our sign of life
+        # A trainer may have started before it could see our sign of life.
+        watch_trainer(run, trainer, lambda: stop.requested)
+        if stop.requested:
+            raise Stopped("nothing was sampled yet")
         context = open_context(run, overrides, stop, resources, sign)
         SamplerWork(context, run, sign, waiting, watch=watch).work()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mugrpo_jax.files import LineFile, plain_errors
+from mugrpo_jax.files import PATIENCE_S, LineFile, plain_errors
 from mugrpo_jax.loop.claimed_rollouts import ClaimedRollouts
 from mugrpo_jax.loop.failed_rewards import check_failed
 from mugrpo_jax.loop.sampling_context import SamplingContext
@@ -108,15 +108,14 @@ class SamplerWork:
         seconds: dict[str, float] = {}
         examples: dict[str, str] = {}
         try:
-            taken: list[int] = []
-            free = self._free_shards(rollouts, taken)
+            free = self._free_shards(rollouts)
             first = next(free, None)
             if first is not None:
                 shards = itertools.chain([first], free)
                 weights = self._weights(version)
                 seconds, examples = sample_claimed(self._context, weights, rollouts, stage, shards)
                 seconds["generate"] = time.monotonic() - started
-                self._record(rollouts, stage, [s for s in taken if rollouts.path(s).exists()], seconds)
+                self._record(rollouts, stage, sorted(rollouts.written), seconds)
         finally:
             claims.release()
         completed = self._complete(rollouts, claims, seconds, examples)
@@ -132,10 +131,11 @@ class SamplerWork:
             identity=config.rollout_identity(stage),
             prompts=config.prompts_per_stage,
             prompts_per_shard=config.sampling.prompts_per_shard,
+            patience_s=PATIENCE_S,
         )
 
-    def _free_shards(self, rollouts: ClaimedRollouts, taken: list[int]) -> Iterator[int]:
-        """Claim one missing shard after the other, each when the iterator is asked for it; fill `taken`."""
+    def _free_shards(self, rollouts: ClaimedRollouts) -> Iterator[int]:
+        """Claim one missing shard after the other, each when the iterator is asked for it."""
         for shard in range(rollouts.shards):
             self._sign.moved()
             if self._context.stop.requested:
@@ -143,7 +143,6 @@ class SamplerWork:
             if rollouts.path(shard).exists() or not rollouts.claim(shard):
                 continue
             if not rollouts.path(shard).exists():  # its last owner may have written it before our claim
-                taken.append(shard)
                 yield shard
 
     def _weights(self, version: int) -> Any:
@@ -164,8 +163,11 @@ class SamplerWork:
         if complete.exists():  # another sampler completed the stage just now, and removed the claims
             claims.remove()
             return False
+        if not claims.holds(_MANIFEST):
+            return False  # this process hung, and another sampler took over
         manifest = rollouts.commit(seconds)
-        claims.remove()
+        if claims.holds(_MANIFEST):
+            claims.remove()
         stage, responses = rollouts.identity["stage"], manifest["responses"]
         progress.say(
             f"stage {stage}: {responses} responses of the policy at the start of stage "

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from mugrpo_jax.rollouts.record_files import holds_records, read_records, write_records
+from mugrpo_jax.rollouts.record_files import DamagedRollouts, holds_records, read_records, write_records
 from mugrpo_jax.rollouts.records import Group, Rollout, decode, encode
 from mugrpo_jax.rollouts.rollout_folder import RolloutFolder
 
@@ -55,11 +55,11 @@ class PartFolder:
         """Return those of `shards` of which this part is missing or damaged."""
         return [shard for shard in shards if not self._valid(shard)]
 
-    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Write the part of a shard."""
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> bool:
+        """Write the part of a shard; return whether it was written."""
         records = [record for group in groups for record in encode(group)]
         identity = {"identity": self._identity}
-        write_records(self.path(shard), records, identity, allowed=lambda: self.stage.may_write(shard))
+        return write_records(self.path(shard), records, identity, allowed=lambda: self.stage.may_write(shard))
 
     def read_shard(self, shard: int) -> dict[int, Group]:
         """Return the groups of a part by their prompt index."""
@@ -86,16 +86,19 @@ class PartFolder:
 def join_parts(
     parts: Sequence[PartFolder], shard: int, samples: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
-    """Write a shard from its parts, then delete the parts; nothing to do if this process may not write it.
+    """Write a shard from its parts, then delete the parts. Another process may have done so instead of us.
 
     `samples` says for each prompt which sample numbers each part has.
     """
     stage = parts[0].stage
-    if not stage.may_write(shard):
-        return
     prompts = stage.shard_prompts(shard)
     wanted = [any(samples[index][part.number] for index in prompts) for part in parts]
-    found = [part.read_shard(shard) if some else {} for part, some in zip(parts, wanted)]
+    try:
+        found = [part.read_shard(shard) if some else {} for part, some in zip(parts, wanted)]
+    except DamagedRollouts:
+        if stage.may_write(shard):
+            raise
+        return  # the parts are gone
     groups = []
     for index in prompts:
         numbered: dict[int, Rollout] = {}
@@ -104,6 +107,6 @@ def join_parts(
                 whole = groups_of[index]
                 numbered |= dict(zip(numbers, whole.rollouts, strict=True))
         groups.append(dataclasses.replace(whole, rollouts=tuple(numbered[n] for n in sorted(numbered))))
-    stage.write_shard(shard, groups)
-    for part in parts:
-        part.remove_shard(shard)
+    if stage.write_shard(shard, groups):
+        for part in parts:
+            part.remove_shard(shard)

@@ -20,6 +20,7 @@ from mugrpo_jax.files import (
     local_copy,
     make_folder,
     publish,
+    publish_new,
     scratch_folder,
     temporary_for,
     wait_for,
@@ -40,12 +41,19 @@ def write_records(
     records: Iterable[bytes],
     summary: Mapping[str, Any],
     *,
+    replace: bool = True,
     allowed: Callable[[], bool] = lambda: True,
-) -> None:
+) -> bool:
     """Write an ArrayRecord file and, in a JSON file beside it, `summary` with the checksum of the records.
 
     Both files are written under a temporary name and renamed, the records last. Before each of them gets its
     name, `allowed` is asked; if it returns False, the file does not get it.
+
+    Args:
+      replace: whether the records may replace a file.
+
+    Returns:
+      Whether the file of records is there and is ours.
     """
     make_folder(path.parent)
     temporary = temporary_for(path)
@@ -56,10 +64,15 @@ def write_records(
         writer.close()
         flush(temporary)
         text = {**summary, "sha256": sha256(temporary)}
-        if allowed():
-            write_json(path.with_suffix(".json"), text, indent=None)
-        if allowed():
-            publish(temporary, path)
+        if not allowed():
+            return False
+        write_json(path.with_suffix(".json"), text, indent=None)
+        if not allowed():
+            return False
+        if not replace:
+            return publish_new(temporary, path)
+        publish(temporary, path)
+        return True
     except (OSError, RuntimeError) as error:  # the ArrayRecord writer raises RuntimeError
         reason = getattr(error, "strerror", None) or str(error)
         reason = reason.removeprefix("write() failed: ").partition("; writing ")[0]
@@ -71,13 +84,10 @@ def write_records(
 def holds_records(path: Path, summary: Mapping[str, Any]) -> bool:
     """Return whether `write_records` wrote this file with this summary, and the file is not damaged."""
     beside = path.with_suffix(".json")
-    if not path.exists() or not beside.exists():
-        return False
     try:
-        found = read_json(beside)
-    except RolloutError:  # damaged like a file with a wrong checksum
+        return bool(read_json(beside) == {**summary, "sha256": sha256(path)})
+    except (RolloutError, FileNotFoundError):  # damaged like a file with a wrong checksum, or missing
         return False
-    return found == {**summary, "sha256": sha256(path)}
 
 
 def read_records(path: Path) -> list[bytes]:
@@ -107,7 +117,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path, *, patience_s: float = 0.0) -> Any:
-    """Return the value in a JSON file; raise `DamagedRollouts` if the file is missing or not valid JSON.
+    """Return the value in a JSON file; raise `RolloutError` if it is missing or not valid JSON.
 
     With `patience_s`, wait so many seconds for the file of another host, see `files.wait_for`.
     """

@@ -87,8 +87,11 @@ class RolloutFolder:
         """Return whether this process may write a shard; False if another process does it."""
         return True
 
-    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Write the groups of one shard, sorted by prompt index, and the summary of the shard."""
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> bool:
+        """Write the groups of one shard, sorted by prompt index, and the summary of the shard.
+
+        Returns whether it was written: a shard that is there is never replaced.
+        """
         expected = list(self.shard_prompts(shard))
         if [group.index for group in groups] != expected:
             raise ValueError(
@@ -101,7 +104,9 @@ class RolloutFolder:
             "index": StageIndex.of(groups).columns(),
         }
         records = [record for group in groups for record in encode(group)]
-        write_records(self.path(shard), records, summary, allowed=lambda: self.may_write(shard))
+        return write_records(
+            self.path(shard), records, summary, replace=False, allowed=lambda: self.may_write(shard)
+        )
 
     def commit(self, seconds: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write and return the manifest; all shards must exist. `seconds` is stored in the manifest."""

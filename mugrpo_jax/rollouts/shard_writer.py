@@ -24,8 +24,8 @@ class ShardFolder(Protocol):
         """Return the indices of the prompts in a shard."""
         ...
 
-    def write_shard(self, shard: int, groups: Sequence[Group]) -> None:
-        """Write the groups of one shard, sorted by prompt index."""
+    def write_shard(self, shard: int, groups: Sequence[Group]) -> bool:
+        """Write the groups of one shard, sorted by prompt index; return whether it was written."""
         ...
 
 

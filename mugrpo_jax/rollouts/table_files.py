@@ -1,13 +1,12 @@
 """Read and write files of rows: JSON Lines (`.jsonl`) and Parquet (`.parquet`)."""
 
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mugrpo_jax.files import discard, flush
+from mugrpo_jax.files import discard, flush, hold, publish_new
 from mugrpo_jax.rollouts.record_files import RolloutError
 
 _ROWS = 256  # in one row group of a Parquet file, so that neither side holds the whole file in memory
@@ -32,19 +31,20 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], *, columns: Mappin
     """
     if path.exists():
         raise RolloutError(f"{path}: exists already; remove it, or choose another --out")
-    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")  # two exports may have one --out
+    temporary = path.with_name(path.name + ".tmp")
     write = _write_parquet if path.suffix == ".parquet" else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        count = write(temporary, rows, columns)
-        flush(temporary)
-        if path.exists():
-            raise RolloutError(f"{path}: another process has written it in the meantime")
-        temporary.rename(path)
+        with hold(temporary):
+            try:
+                count = write(temporary, rows, columns)
+                flush(temporary)
+                if not publish_new(temporary, path):
+                    raise RolloutError(f"{path}: another process has written it in the meantime")
+            finally:
+                discard(temporary)
     except OSError as error:
         raise RolloutError(f"{path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        discard(temporary)
     return count
 
 

@@ -6,6 +6,7 @@ Samplers of the run (`mugrpo sample`) do not take the lock. How a dead owner is 
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo_jax import distributed
@@ -24,17 +25,17 @@ def trainer_sign(folder: Path) -> bytes | None:
     return owned_files.read(folder / LOCK)
 
 
-def watch_trainer(folder: Path, before: bytes | None) -> None:
+def watch_trainer(folder: Path, before: bytes | None, stopped: Callable[[], bool] = lambda: False) -> None:
     """Raise an error if a trainer that samples itself is alive, or has been started since sign `before`.
 
     One on another machine, of which nothing else is known, is watched until it gives a sign of life, or is
-    dead.
+    dead, or until `stopped` returns True.
     """
     end, told = time.monotonic() + _DEAD_S, False
     while (content := refuse_beside_trainer(folder, before=before or b"")) is not None:
         owner = owned_files.parse(content)
         elsewhere = bool(owner) and owned_files.alive_here(owner) is None
-        if not owner.get("samples") or not elsewhere or time.monotonic() > end:
+        if not owner.get("samples") or not elsewhere or time.monotonic() > end or stopped():
             return
         if not told:
             told, name = True, owned_files.name(content)

@@ -6,8 +6,7 @@
 
 If several samplers try to create the same claim, only one of them succeeds (`files.create`). A sampler that
 finds the claim of a dead one takes it over. If a sampler that was thought to be dead goes on, it finds that
-the claim is not its own any more (`Claims.holds`), and does not write the shard. Only the owner of a claim
-writes or deletes a shard.
+the claim is not its own any more (`Claims.holds`), and does not write the shard.
 """
 
 import contextlib

@@ -20,6 +20,7 @@ import jax
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
+from mugrpo_jax.files import hold
 from mugrpo_jax.models import ModelConfig, Params, Tokenizer
 from mugrpo_jax.models.io.loading import LoadedModel, load_model, model_shape, model_tokenizer
 from mugrpo_jax.models.weights import weights_fingerprint
@@ -28,7 +29,6 @@ from mugrpo_jax.sampling.prompt_files import (
     check_output,
     claim_output,
     finished,
-    hold_output,
     read_prompts,
 )
 from mugrpo_jax.sampling.prompts import Prompt, RenderedPrompt, render_prompts
@@ -126,7 +126,7 @@ def generate_file(
         claim_output(out, origin | {"weights_sha256": weights_fingerprint(params)})
 
     written = 0
-    with hold_output(out):
+    with hold(out):
         claim_output(out, origin)  # again when the weights are loaded, which takes a while
         requests = _requests(config, tokenizer, wanted, chosen, finished(out))
         records = _records(

@@ -1,9 +1,6 @@
 """The files of `generate_file`: prompts to read, and responses to write in several attempts."""
 
-import contextlib
-import fcntl
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +43,6 @@ def check_output(out: Path) -> None:
         raise ValueError(f"{out}: is a folder; give the path of a file")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
-
-
-@contextlib.contextmanager
-def hold_output(out: Path) -> Iterator[None]:
-    """Keep other processes of this machine from writing the same file; raise an error if one writes it."""
-    with out.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{out}: another process is writing it; wait until it ends, or choose another output"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 def claim_output(out: Path, settings: dict[str, Any]) -> None:

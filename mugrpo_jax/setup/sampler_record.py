@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import AUTO, ConfigError, RunConfig
-from mugrpo_jax.files import create, write_atomically
+from mugrpo_jax.files import create
 from mugrpo_jax.models import ModelConfig
-from mugrpo_jax.runs import progress
+from mugrpo_jax.runs import owned_files, progress
 from mugrpo_jax.sampling import SamplerPlan
 from mugrpo_jax.setup.sizes import sampler_plan
 
@@ -30,7 +30,8 @@ def recorded_sampler_plan(config: RunConfig, model: ModelConfig, mesh: Mesh, fil
     if config.sampling.slots != AUTO:
         return sampler_plan(config, model, mesh)
     here = _devices(config, mesh)
-    found = distributed.gather("sampler record", _read(file) if jax.process_index() == 0 else None)[0]
+    content = owned_files.read(file) if jax.process_index() == 0 else None
+    found = distributed.gather("sampler record", _parse(file, content))[0]
     plan, reason = None, None
     if found is not None and found["devices"] != here:
         reason = f"the sampler was planned for {_text(found['devices'])}, here are {_text(here)}"
@@ -45,14 +46,11 @@ def recorded_sampler_plan(config: RunConfig, model: ModelConfig, mesh: Mesh, fil
     plan = sampler_plan(config, model, mesh)
     slots = min(distributed.gather("sampler slots", plan.slots))
     text = json.dumps({"slots": slots, "devices": here}, indent=1) + "\n"
+    made = jax.process_index() > 0 or _replace(file, content, text.encode())
+    if not distributed.gather("sampler recorded", made)[0]:  # another sampler was faster
+        return recorded_sampler_plan(config, model, mesh, file)
     if reasons:
         progress.say(f"{file}: {found['slots']} slots are not kept, now {slots}: {reasons[0]}")
-        if jax.process_index() == 0:
-            write_atomically(file, text)
-    else:
-        made = jax.process_index() > 0 or create(file, text.encode())
-        if not distributed.gather("sampler recorded", made)[0]:  # another sampler was faster
-            return recorded_sampler_plan(config, model, mesh, file)
     return plan if plan.slots == slots else sampler_plan(config, model, mesh, slots=slots)
 
 
@@ -69,11 +67,16 @@ def _text(devices: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in devices.items())
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
+def _replace(file: Path, content: bytes | None, new: bytes) -> bool:
+    """Write the file, if it still has this content; None: if it does not exist."""
+    return create(file, new) if content is None else owned_files.take(file, content, new)
+
+
+def _parse(file: Path, content: bytes | None) -> dict[str, Any] | None:
+    if not content:  # a file may be empty if its writer was killed, on a disk without links
         return None
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(content)
         return {"slots": int(found["slots"]), "devices": dict(found["devices"])}
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{file}: not the record of a sampler; remove it to plan the slots again") from None

@@ -235,6 +235,28 @@ def test_two_processes_may_remove_the_same_folder(tmp_path, monkeypatch):
     files.remove_folder(folder)
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_gets_a_name_only_if_the_name_is_free(tmp_path, monkeypatch, links):
+    def no_link(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    path, temporary = tmp_path / "shard", tmp_path / "shard.tmp"
+    temporary.write_bytes(b"first")
+    assert files.publish_new(temporary, path) and path.read_bytes() == b"first"
+    temporary.write_bytes(b"second")
+    assert not files.publish_new(temporary, path) and path.read_bytes() == b"first"
+
+
+def test_an_object_gets_a_name_only_if_the_name_is_free(bucket):
+    path = files.to_path("gs://bucket/run/shard")
+    temporary = files.temporary_for(path)
+    for content, new in ((b"first", True), (b"second", False)):
+        temporary.write_bytes(content)
+        assert files.publish_new(temporary, path) is new and path.read_bytes() == b"first"
+
+
 def test_files_of_two_folders_in_a_bucket_do_not_share_a_temporary_file(bucket):
     paths = [files.to_path(f"gs://bucket/stage-00{stage}/shard-00000.arrayrecord") for stage in (0, 1)]
     assert len({files.temporary_for(path) for path in paths}) == 2

@@ -5,8 +5,9 @@ import types
 import numpy as np
 import pytest
 
+from mugrpo_jax.files import storage
 from mugrpo_jax.loop.claimed_rollouts import ClaimedRollouts
-from mugrpo_jax.rollouts import Group, Rollout, read_groups, record_files
+from mugrpo_jax.rollouts import DamagedRollouts, Group, Rollout, read_groups, record_files
 from mugrpo_jax.rollouts.behavior_parts import PartFolder, join_parts
 from mugrpo_jax.runs.sampler_claims import Claims, SignOfLife
 
@@ -83,10 +84,35 @@ def test_parts_are_left_to_the_successor_too(samplers):
     parts[1][1].write_shard(0, groups(0, 1.0))
     samples = {0: [[0, 1], [2, 3]]}
     join_parts(parts[0], 0, samples)
-    assert successor.missing_shards([0]) == [0]
+    assert successor.missing_shards([0]) == [0]  # and the parts are still there
     join_parts(parts[1], 0, samples)
-    assert successor.missing_shards([0]) == []
+    assert successor.missing_shards([0]) == [] and (late.written, successor.written) == ([], [0])
     join_parts(parts[0], 0, samples)  # the parts are gone
+    assert successor.claim(1)
+    with pytest.raises(DamagedRollouts, match="part-0-shard-00001"):
+        join_parts(parts[1], 1, {1: [[0], [1]]})
+
+
+def test_a_shard_that_is_there_is_not_replaced_even_by_one_that_hangs_while_it_gets_its_name(
+    samplers, monkeypatch
+):
+    late, successor = samplers
+    assert late.claim(0)
+    publish = record_files.publish_new
+
+    def hang(*arguments):
+        monkeypatch.setattr(record_files, "publish_new", publish)
+        assert successor.claim(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "_PROCESS", "successor")  # its temporary files have names of their own
+            successor.write_shard(0, groups(0, 1.0))
+        return publish(*arguments)
+
+    monkeypatch.setattr(record_files, "publish_new", hang)
+    late.write_shard(0, groups(0, 0.0))
+    assert [group.rollouts[0].reward for group in read_groups(successor, [0])] == [1.0]
+    assert (late.written, successor.written) == ([], [0])
+    assert not list(successor.folder.glob("*.tmp"))
 
 
 def test_two_samplers_that_find_the_same_damage_keep_what_one_of_them_wrote_again(samplers, monkeypatch):

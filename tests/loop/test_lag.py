@@ -19,6 +19,7 @@ from tiny_run import TINY_RUN
 from mugrpo_jax import config as configs
 from mugrpo_jax import report, rollouts, training
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.loop import sampler_process
 from mugrpo_jax.loop.resume import resume
 from mugrpo_jax.loop.run_context import open_run
 from mugrpo_jax.loop.sampler_process import sample
@@ -375,6 +376,21 @@ def test_a_sampler_is_refused_beside_a_trainer_that_samples_itself(tmp_path, mon
         if first == "trainer":
             resources.enter_context(trainer)
         sample(tmp_path, wait_limit_s=10)
+
+
+def test_a_sampler_looks_again_for_a_trainer_when_its_own_sign_of_life_can_be_seen(whole, monkeypatch):
+    """The trainer looked for samplers just before, and did not find this one."""
+    with contextlib.ExitStack() as resources:
+
+        class Slow(SignOfLife):
+            def __enter__(self):
+                resources.enter_context(RunLock(whole[1], samples=True))
+                return super().__enter__()
+
+        monkeypatch.setattr(sampler_process, "SignOfLife", Slow)
+        with pytest.raises(ConfigError, match=r"trains here and samples itself.*--rollouts wait"):
+            sample(whole[1])
+    assert not list((whole[1] / "samplers").glob("*.json"))
 
 
 def test_a_finished_run_does_not_wait_for_a_dead_sampler_of_another_machine(whole, apart, capsys):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mugrpo_jax import files
 from mugrpo_jax.evaluation.benchmarks import benchmark
 from mugrpo_jax.models.io.loading import load_model
 from mugrpo_jax.models.tokenizer import HFTokenizer
 from mugrpo_jax.sampling import generate, generate_file, request_seeds, requests
-from mugrpo_jax.sampling.prompt_files import hold_output
 from mugrpo_jax.tasks import load_task
 
 SETTINGS = {"samples": 3, "max_tokens": 12, "seed": 5, "dtype": "float32", "slots": 4, "progress": False}
@@ -240,9 +240,20 @@ def test_prompts_of_no_run_share_no_seed_with_the_stages_of_a_run(tmp_path, monk
 def test_two_processes_do_not_write_the_same_output(prompts, tmp_path):
     """Their models may differ: then the settings beside the file would be those of only one of them."""
     out, task = tmp_path / "out.jsonl", load_task("arithmetic", test=2, train=2)
-    with hold_output(out):
+    with files.hold(out):
         with pytest.raises(ValueError, match=r"out\.jsonl: another process is writing it; wait"):
             generate_file("tiny", prompts, out, **SETTINGS)
         with pytest.raises(ValueError, match=r"out\.jsonl: another process is writing it; wait"):
             list(benchmark("no model", {out: task}))  # said before a model is loaded
     assert generate_file("tiny", prompts, out, **SETTINGS) == 9
+    results = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    running = benchmark("tiny", dict.fromkeys(results, task), samples=1, max_tokens=1)
+    next(running)
+    for path in results:  # both are held until the last one is done
+        with pytest.raises(ValueError, match="another process is writing it"), files.hold(path):
+            pass
+    next(running)
+    assert next(running, None) is None
+    for path in results:
+        path.chmod(0o400)  # results that are complete may be read again
+    assert len(list(benchmark("tiny", dict.fromkeys(results, task), samples=1, max_tokens=1))) == 2

@@ -1,5 +1,7 @@
 """Checkpoints know when one of their files has changed, and which of them to keep."""
 
+import functools
+
 import jax
 import optax
 import pytest
@@ -90,21 +92,28 @@ def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_named_with_those_
     store.wait()
     reader = CheckpointStore(tmp_path / "checkpoints")  # as of mugrpo eval
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params)
+
+    def remove():
+        store.save(state, Cursor(updates=9))  # removes the oldest one
+        store.wait()
+
+    def slow(folder):
+        remove()
+        return damage(folder)
+
     if when == "checked":
-
-        def slow(folder):
-            store.save(state, Cursor(updates=9))  # removes the oldest one
-            store.wait()
-            return damage(folder)
-
         monkeypatch.setattr(checkpoints, "damage", slow)
+        steps = [functools.partial(reader.check, 3)]
     else:
         reader.check(3)
-        store.save(state, Cursor(updates=9))
-        store.wait()
-    with pytest.raises(ConfigError, match=r"000003: removed by its run, which trains on, .*; kept: 6, 9$"):
-        reader.check(3)
-        reader.restore_params(abstract, 3)
+        remove()
+        steps = [
+            functools.partial(reader.restore_params, abstract, 3),
+            functools.partial(reader.restore, state, 3),
+        ]
+    for step in steps:
+        with pytest.raises(ConfigError, match=r"000003: removed by its run, which .*; kept: 6, 9$"):
+            step()
     monkeypatch.undo()
     reader.check(6)
     (reader.path(6) / "cursor" / "metadata").write_bytes(b"?")
