@@ -11,7 +11,13 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
+import jax
+
+import mugrpo_jax.loop.stages
+import mugrpo_jax.planning
+import mugrpo_jax.report.page  # noqa: F401 (the command imports these when it runs)
 from mugrpo_jax import files
 from mugrpo_jax.cli.main import program
 from mugrpo_jax.rollouts import reference_folder as store_reference
@@ -52,17 +58,50 @@ POINTS = {
     "journal": (Journal, "write", True),
     "while saving": (CheckpointStore, "save", True),  # the write goes on in the background
 }
+FOLDERS = [str(Path(__file__).parents[i]) for i in range(2)]  # where this and the package are
+# What JAX reads from the environment when it is imported, and how.
+FROM_ENVIRONMENT = {
+    "jax_platforms": str,
+    "jax_compilation_cache_dir": str,
+    "jax_persistent_cache_min_compile_time_secs": float,
+}
+PROCESS = os.getpid()  # which imported this
 
-if __name__ == "__main__":
+
+def drive(point, count, *more):
+    """Arrange the end, then be the program `mugrpo train`; `more` is [term] -- ARGUMENTS."""
     if "LARGEST_FILE" in os.environ:
         largest = int(os.environ["LARGEST_FILE"])
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    (point, count, *more), command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+    term, command = more[: more.index("--")], more[more.index("--") + 1 :]
     if point != "none":
         owner, name, after = POINTS[point]
-        at(owner, name, int(count), signal.SIGTERM if more else signal.SIGKILL, after=after)
+        at(owner, name, int(count), signal.SIGTERM if term else signal.SIGKILL, after=after)
     original, read = row_reader.decode_rollout, itertools.count()
     row_reader.decode_rollout = lambda record: (next(read), original(record))[1]
     sys.argv[1:] = ["train", *command]
-    atexit.register(lambda: print(f"rows read: {next(read)}"))
+    atexit.register(lambda: print(f"rows read: {next(read)}", flush=True))
     program()
+
+
+def drive_fork(arguments, variables, shown, said):
+    """Drive in a fork of a process that has imported everything, as if it had just been started."""
+    for number, name, writer in ((1, "stdout", shown), (2, "stderr", said)):
+        os.dup2(writer.fileno(), number)
+        writer.close()
+        setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    assert os.getpid() != PROCESS, "imported again: the process that is forked had not done it"
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:0] = variables.get("PYTHONPATH", "").split(os.pathsep)
+    for name, read in FROM_ENVIRONMENT.items():
+        if name.upper() in variables:
+            jax.config.update(name, read(variables[name.upper()]))
+    try:
+        drive(*arguments)
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+if __name__ == "__main__":
+    drive(*sys.argv[1:])

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import driven_runs
 import imitated_hosts
 import jax
 import numpy as np
@@ -49,22 +50,8 @@ def launch(out, processes, *overrides, devices=8, kills=None, own=None):
         }
         point = (kills or {}).get(i, ["none", "0"])
         arguments = [str(out.parent / "hosts.yaml"), "--out", str(out), *given.flags, *overrides]
-        command = [
-            sys.executable,
-            str(Path(__file__).parents[1] / "kill_driver.py"),
-            *point,
-            "--",
-            *arguments,
-        ]
-        running.append(
-            subprocess.Popen(
-                [*command, *(own or {}).get(i, [])],
-                env=environment | given.variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        arguments = [*point, "--", *arguments, *(own or {}).get(i, [])]
+        running.append(driven_runs.DrivenRun(arguments, environment | given.variables))
     try:
         shown = [process.communicate(timeout=240) for process in running]
     finally:

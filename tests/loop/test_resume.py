@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import driven_runs
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -59,11 +59,8 @@ def run(
     }
     if largest_file is not None:
         environment["LARGEST_FILE"] = str(largest_file)
-    driver = Path(__file__).parents[1] / "kill_driver.py"
     settings = [str(folder.parent / f"{config}.yaml"), "--out", str(out or folder)]
-    arguments = [point, str(count), *more, "--", *settings]
-    command = [sys.executable, str(driver), *arguments, *flags]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return driven_runs.run([point, str(count), *more, "--", *settings, *flags], environment, timeout=300)
 
 
 @pytest.fixture(scope="module")
