@@ -143,7 +143,8 @@ def add_source_run(parser: argparse.ArgumentParser) -> None:
 def add_hosts(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that connect several hosts to one run."""
     hosts = parser.add_argument_group(
-        "several hosts", "run the same command on every host; not needed on SLURM, Open MPI and TPU slices"
+        "several hosts",
+        "Start the same command on every host. SLURM, Open MPI 4, TPU VMs and GKE with TPUs need no flags.",
     )
     hosts.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 and a free port")
     hosts.add_argument("--processes", type=int, metavar="N", help="number of processes")

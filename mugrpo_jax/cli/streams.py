@@ -1,6 +1,7 @@
-"""What a command prints must not end its work: keep writing if the other end of a pipe closes."""
+"""What a command prints must not end its work: go on if a terminal or the other end of a pipe is closed."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -8,25 +9,30 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream to a pipe. When the program that reads the pipe has ended, it drops what is written."""
+    """A text stream to a pipe or terminal. When nobody reads it any more, it drops what is written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text. If the program that read the pipe has ended, drop the text."""
+        """Write a text. If nobody reads it any more, drop the text."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            drop(self._stream)
+        except OSError as error:
+            self._drop_if_closed(error)
             return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer. If the program that read the pipe has ended, drop it."""
+        """Write what is in the buffer. If nobody reads it any more, drop it."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            drop(self._stream)
+        except OSError as error:
+            self._drop_if_closed(error)
+
+    def _drop_if_closed(self, error: OSError) -> None:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # of a pipe, of a terminal
+            raise error
+        drop(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

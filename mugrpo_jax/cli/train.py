@@ -71,6 +71,8 @@ def plan_and_train(
     import jax
 
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
+    from mugrpo_jax.config import to_dict
+    from mugrpo_jax.distributed import check_same
     from mugrpo_jax.loop import preflight, stages
     from mugrpo_jax.planning import check_loss, fitting_config, plan_run
     from mugrpo_jax.planning.disk_space import little_disk
@@ -79,6 +81,7 @@ def plan_and_train(
     from mugrpo_jax.runs.start_times import process_start
 
     use_compile_cache(config.compile_cache)
+    check_same("config", to_dict(config))  # as it was given, without what the run has chosen before
     config = keep_choices(folder, config)
     plan = plan_run(config)
     if jax.process_index() == 0:

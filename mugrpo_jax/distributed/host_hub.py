@@ -16,7 +16,15 @@ from mugrpo_jax.distributed.tunnel import join_service
 
 SLOW_S = 60.0  # after so long, say which process the others wait for
 LATEST_S = 3600.0  # longest wait for a process that is alive but slow
+SAY_AFTER_S, SAY_EVERY_S = 5.0, 60.0  # when, and how often, to say which process has not come
 _HELLO_S = 10.0
+
+
+def say_waiting(who: str, seconds: float, limit_s: float) -> None:
+    """Print who is waited for at the start of a run."""
+    if seconds < limit_s:
+        waited = f"{seconds:.0f} s, at most {limit_s:g} s, see --host-timeout"
+        print(f"hosts: waiting for {who} ({waited})", file=sys.stderr, flush=True)
 
 
 class Hub:
@@ -124,11 +132,17 @@ class Hub:
 
     async def _watch(self) -> None:
         """Send signs of life, and end the run if a process does not come, is silent or is too slow."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_here.wait(), self._timeout_s)
-        if not self._all_here.is_set():
-            self._tell_all(["refused", self._absent()])
-            return
+        began, pause = time.monotonic(), SAY_AFTER_S
+        while not self._all_here.is_set():
+            left = self._timeout_s - (time.monotonic() - began)
+            if left <= 0:
+                self._tell_all(["refused", self._did_not_come()])
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_here.wait(), min(pause, left))
+                break
+            say_waiting(self._absent(), time.monotonic() - began, self._timeout_s)
+            pause = SAY_EVERY_S
         while True:
             self._tell_all(["beat"])
             await asyncio.sleep(BEAT_S)
@@ -141,11 +155,15 @@ class Hub:
                 self._check_steps()
 
     def _absent(self) -> str:
+        """Return which processes have not come."""
         absent = [i for i in range(self._launch.processes) if i not in self._members]
         who = f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
         more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+        return f"{who}{more} of {self._launch.processes}"
+
+    def _did_not_come(self) -> str:
         return (
-            f"{who}{more} of {self._launch.processes} did not come within {self._timeout_s:g} s; "
+            f"{self._absent()} did not come within {self._timeout_s:g} s; "
             "start all of them, or wait longer with --host-timeout"
         )
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.distributed.frames import BEAT_S, NotOurs, receive, send
-from mugrpo_jax.distributed.host_hub import Hub
+from mugrpo_jax.distributed.host_hub import SAY_AFTER_S, SAY_EVERY_S, Hub, say_waiting
 from mugrpo_jax.distributed.launchers import Launch
 from mugrpo_jax.distributed.tunnel import open_tunnels
 
@@ -123,14 +123,19 @@ class HostLink:
         if self.launch.process == 0:
             self._hub = Hub(self.launch, self._timeout_s)
             await self._hub.listen()
-        end = time.monotonic() + self._timeout_s
+        began = time.monotonic()
+        said = began - SAY_EVERY_S + SAY_AFTER_S
         while True:
             try:
                 self._reader, self._writer = await self._open("link")
                 break
             except OSError as error:
-                if time.monotonic() > end:
+                now = time.monotonic()
+                if now > began + self._timeout_s:
                     raise ConfigError(self._unreached(error)) from None
+                if now > said + SAY_EVERY_S:
+                    said = now
+                    say_waiting(f"process 0 at {self._where()}", now - began, self._timeout_s)
             await asyncio.sleep(0.2)
         try:
             # The hub waits for the others until its own time limit, and says who is missing.

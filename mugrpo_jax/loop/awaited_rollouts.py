@@ -15,7 +15,7 @@ from mugrpo_jax.loop.run_context import RunContext, Waits
 from mugrpo_jax.rollouts import RolloutFolder
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.run_folder import stage_folder
-from mugrpo_jax.runs.sampler_claims import SamplerWatch, last_error, remove_claims, signs_of_life
+from mugrpo_jax.runs.sampler_claims import last_error, remove_claims, signs_of_life
 from mugrpo_jax.runs.time_left import duration
 from mugrpo_jax.setup.published_policies import served_stages
 from mugrpo_jax.training import Cursor, TrainState
@@ -65,21 +65,20 @@ def wait_for_samplers(
                 waits.thread.check()
             bar.update(sum(1 for _ in rollouts.folder.glob("shard-*.arrayrecord")) - bar.n)
             signs = signs_of_life(run.folder.folder)
-            samplers = _samplers(waits.samplers, signs, last_error(run.folder.folder))
+            living = waits.samplers.living(signs)
+            samplers = _samplers(living, waits.samplers.silent_s(), last_error(run.folder.folder))
             what = f"the rollouts of stage {stage} ({bar.n} of {rollouts.shards} shards; {samplers})"
-            waiting.pause(what, (signs, bar.n), lambda: _remedy(run))
+            waiting.pause(what, (signs, bar.n), lambda: _remedy(run), alone=not living)
         bar.update(rollouts.shards - bar.n)
     waits.seconds[stage] = waits.seconds.get(stage, 0.0) + waiting.seconds
     run.pending.restart()
 
 
-def _samplers(watch: SamplerWatch, signs: dict[str, bytes | None], error: str | None) -> str:
+def _samplers(living: int, silent: float | None, error: str | None) -> str:
     """Return a text about the samplers that are alive, and what is known of one that has ended."""
-    living = watch.living(signs)
     text = f"{living} sampler{'' if living == 1 else 's'}"
     if error is not None:
         return f"{text}; {error}"
-    silent = watch.silent_s()
     if living or silent is None:
         return text
     return f"{text}, the last sign of life was seen {duration(silent)} ago"

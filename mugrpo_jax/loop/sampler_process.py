@@ -82,8 +82,10 @@ def _wait_for_trainer(
             )
         sign = refuse_beside_trainer(run, before=trainer)
         trainer = trainer or sign
+        where = run if run.exists() else f"{run}, which does not exist yet"
+        found = trainer_sign(run)
         waiting.pause(
-            f"the trainer to publish a policy in {run}", trainer_sign(run), lambda: start_trainer(run)
+            f"the trainer to publish a policy in {where}", found, lambda: start_trainer(run), alone=not found
         )
 
 

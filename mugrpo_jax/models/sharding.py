@@ -51,7 +51,7 @@ def make_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequenc
     if math.prod(sizes) != len(devices):
         raise ValueError(
             f"mesh: {_describe(sizes)} does not multiply to the {len(devices)} devices; "
-            "one of the three may be -1, which takes all that are left"
+            "one of the three may be -1, which takes all that are left; --topology plans for other devices"
         )
     return Mesh(device_grid(sizes, devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 

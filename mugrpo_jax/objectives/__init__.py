@@ -20,12 +20,14 @@ The loss is to be minimised. All inputs are converted to float32, and values on 
 bounds are absolute ratios such as 0.8 and 1.2. The docstring of an objective explains its own knobs.
 
 **Under JAX.** The functions can be called inside `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.lax.scan` and
-`jax.shard_map`. Numbers among the knobs may be traced; text and booleans may not, so bind them first, for
-example with `functools.partial`. Inside `jax.shard_map` a call sees the rows of its device: pass the
-`denominator` of all devices and add up the losses with `jax.lax.psum`.
+`jax.shard_map`. Numbers among the knobs may be traced, except BAPO's `clip_high`, `clip_high_max` and `step`.
+Text and booleans may not, so bind them first, for example with `functools.partial`. Inside `jax.shard_map` a
+call sees the rows of its device: pass the `denominator` of all devices and add up the losses with
+`jax.lax.psum`.
 
 **Extremes.** A log-prob below −10,000, also −∞, counts as −10,000 and gets no gradient. A ratio is at most
-e^80; beyond that, it is a constant without a gradient. NaN on a response token gives a loss of NaN.
+e^80; beyond that, it is a constant without a gradient. NaN or +∞ on a response token gives a loss of NaN.
+Functions that take a `log_ratio` take it as it is: the function `log_ratio` computes it as the objectives do.
 
 **Notation** in all docstrings: π is the policy, b the behavior policy, and A the advantage of a token.
 l_t = log π(y_t) − log b(y_t) is the log-ratio of token y_t, and ρ_t = exp(l_t) is its ratio. J_t is the
@@ -56,7 +58,7 @@ it to every call. Then the losses and gradients of the micro-batches add up to t
 `staleness_fit`, `drift_regimes`, `step_signal` and `objective_config`.
 """
 
-from mugrpo_jax.objectives._objective import Objective
+from mugrpo_jax.objectives._objective import Objective, log_ratio
 from mugrpo_jax.objectives.advantages import ADVANTAGE_KINDS, equal_groups, group_advantages, overlong_penalty
 from mugrpo_jax.objectives.aggregation import AGGREGATIONS, denominator
 from mugrpo_jax.objectives.batch_bound_losses import M2PO_FORMS, bapo, bapo_bounds, m2po, m2po_bound
@@ -176,6 +178,7 @@ __all__ = [
     "icepop_mask",
     "kl_estimate",
     "largest_learning_rate",
+    "log_ratio",
     "m2po",
     "m2po_bound",
     "minpro",

@@ -23,7 +23,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise an error if the value is not one of the choices."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} is {value!r}; possible: {', '.join(map(repr, choices))}")
+        shown = type(value).__name__ if np.ndim(value) else repr(value)
+        raise ValueError(f"{name} is {shown}; possible: {', '.join(map(repr, choices))}")
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -55,6 +56,20 @@ def check_bounds(clip_low: Any, clip_high: Any, names: tuple[str, str] = ("clip_
         raise ValueError(
             f"{low_name}={clip_low}, {high_name}={clip_high} are the wrong way round; "
             f"possible: absolute ratios with 0 <= {low_name} <= {high_name}"
+        )
+
+
+def check_clip(clip_low: Any, clip_high: Any) -> None:
+    """Raise an error unless 0 <= clip_low <= 1 <= clip_high. Accept traced values.
+
+    Fresh data has ratios of 1. With both bounds on one side of 1, half of it would have no gradient.
+    """
+    check_bounds(clip_low, clip_high)
+    low, high = known_number(clip_low), known_number(clip_high)
+    if (low is not None and low > 1) or (high is not None and high < 1):
+        raise ValueError(
+            f"clip_low={clip_low}, clip_high={clip_high} are both on one side of 1; "
+            "possible: absolute ratios such as 0.8 and 1.28, not distances from 1 such as 0.2 and 0.28"
         )
 
 

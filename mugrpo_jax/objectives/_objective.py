@@ -120,7 +120,7 @@ def aggregate(
     _check_coefficient("kl_coef", kl_coef, "reference_logp", reference_logp, shape)
     _check_coefficient("entropy_coef", entropy_coef, "entropy", entropy, shape)
     if denominator is None:
-        budget = max_length or max(shape[1], 1)
+        budget = max(shape[1], 1) if max_length is None else max_length
         denominator = count_denominator(tokens.mask, aggregation, max_length=budget)
     shares = token_shares(tokens.mask, aggregation, denominator=denominator)
     metrics = {"tokens": tokens.total, **terms.metrics, **_clipped_shares(tokens, terms.clipped)}
@@ -138,7 +138,17 @@ def aggregate(
         entropy = on_tokens(entropy, tokens.mask)
         per_token -= entropy_coef * entropy
         metrics["entropy/tokens"] = mean_over(entropy.sum(), tokens.total)
-    return (shares * per_token).sum().astype(jnp.float32), as_metrics(metrics)
+    loss = (shares * per_token).sum() + _not_a_number(tokens)
+    return loss.astype(jnp.float32), as_metrics(metrics)
+
+
+def _not_a_number(tokens: Tokens) -> jax.Array:
+    """Return NaN if an input is NaN or +∞, else 0.
+
+    A formula may drop such a token from the loss, for example by a veto, but its gradient would still be NaN.
+    """
+    usable = jnp.isfinite(tokens.log_ratio) & jnp.isfinite(tokens.advantages)
+    return jnp.where(usable.all(), 0.0, jnp.nan)
 
 
 def _clipped_shares(tokens: Tokens, clipped: jax.Array | None) -> Metrics:
@@ -190,10 +200,22 @@ def read_tokens(logp: ArrayLike, behavior_logp: ArrayLike, advantages: ArrayLike
     shape = jnp.shape(logp)
     check_shape("behavior_logp", behavior_logp, shape)
     check_shape("mask", mask, shape)
-    valid = jnp.asarray(mask) != 0
+    valid = jnp.asarray(mask).astype(bool)
     logp = logp_on_tokens(logp, valid)
     behavior_logp = stop_gradient(logp_on_tokens(behavior_logp, valid))
     return Tokens(logp, behavior_logp, logp - behavior_logp, token_advantages(advantages, valid), valid)
+
+
+def log_ratio(logp: ArrayLike, behavior_logp: ArrayLike, mask: ArrayLike) -> jax.Array:
+    """Return the log-ratios l `[B, T]` as an objective computes them, for functions that take `log_ratio`.
+
+    They are in float32, 0 on padding, and a log-prob below −10⁴, also −∞, counts as −10⁴.
+
+    >>> logp, behavior_logp = jnp.array([[-1.0, -jnp.inf, 9.0]]), jnp.array([[-2.0, -jnp.inf, 0.0]])
+    >>> log_ratio(logp, behavior_logp, jnp.array([[1, 1, 0]])).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    return read_tokens(logp, behavior_logp, jnp.zeros(jnp.shape(logp)[:1]), mask).log_ratio
 
 
 def read_log_ratio(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> Tokens:

@@ -45,7 +45,7 @@ def denominator(mask: Any, aggregation: str, *, max_length: int | None = None) -
     check_choice("aggregation", aggregation, AGGREGATIONS)
     check_rank("mask", mask, 2, "[B, T]")
     mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
-    valid = mask != 0
+    valid = mask.astype(bool)
     if aggregation == "token_mean":
         return valid.sum()
     if aggregation != "constant":
@@ -66,9 +66,9 @@ def token_shares(mask: jax.Array, aggregation: str, *, denominator: ArrayLike) -
     """
     check_choice("aggregation", aggregation, AGGREGATIONS)
     check_number("denominator", denominator)
-    valid = (mask != 0).astype(jnp.float32)
-    total = jnp.asarray(denominator, jnp.float32)
-    shares = valid / jnp.where(total > 0, total, 1.0)  # without tokens the loss is 0
+    valid = mask.astype(bool)
+    # Without tokens the loss is 0, also if the denominator is 0.
+    shares = jnp.where(valid, 1.0 / jnp.asarray(denominator, jnp.float32), 0.0)
     if aggregation == "seq_mean_token_mean":
-        shares = shares / jnp.maximum(valid.sum(axis=1, keepdims=True), 1.0)
+        shares = shares / jnp.maximum(valid.astype(jnp.float32).sum(axis=1, keepdims=True), 1.0)
     return shares

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_number, check_shape
+from mugrpo_jax.objectives._checks import check_clip, check_number, check_shape
 from mugrpo_jax.objectives._objective import Terms, Tokens, logp_on_tokens, min_form, objective
 from mugrpo_jax.objectives.kl import safe_exp
 
@@ -138,7 +138,7 @@ def decoupled_ppo(
     >>> round(float(loss), 4)  # −(1 · 1.2 + 3 · 0.3) / 2
     -1.05
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     check_number("behavior_cap", behavior_cap, strict=True)
     check_shape("proximal_logp", proximal_logp, tokens.mask.shape)
     proximal = stop_gradient(logp_on_tokens(proximal_logp, tokens.mask))
@@ -149,6 +149,6 @@ def decoupled_ppo(
 
 
 def _clipped(tokens: Tokens, clip_low: ArrayLike, clip_high: ArrayLike, dual_clip: ArrayLike | None) -> Terms:
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)
     return Terms(surrogate, {}, clipped=clipped)

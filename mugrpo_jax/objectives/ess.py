@@ -87,5 +87,5 @@ def second_moment(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
 def _read(log_ratio: ArrayLike, mask: ArrayLike) -> tuple[jax.Array, jax.Array]:
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))
-    valid = jnp.asarray(mask) != 0
+    valid = jnp.asarray(mask).astype(bool)
     return stop_gradient(on_tokens(log_ratio, valid)), valid

@@ -115,7 +115,7 @@ def _log_weights(log_ratio: ArrayLike, mask: ArrayLike, level: str) -> tuple[jax
     check_choice("level", level, LEVELS)
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))
-    valid = jnp.asarray(mask) != 0
+    valid = jnp.asarray(mask).astype(bool)
     log_ratio = stop_gradient(on_tokens(log_ratio, valid))
     if level == "token":
         return log_ratio, valid

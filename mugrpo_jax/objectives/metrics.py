@@ -29,6 +29,8 @@ Metrics = dict[str, jax.Array]
 def combine_metrics(parts: Sequence[Mapping[str, ArrayLike]]) -> Metrics:
     """Combine the metrics that one objective (or `diagnostics`) returned for each micro-batch of an update.
 
+    Arrays with one value per micro-batch, as from `jax.lax.scan`, are one part: `combine_metrics([stacked])`.
+
     >>> parts = [{"tokens": 30, "vetoed/tokens": 0.1, "ratio_min": 0.5},
     ...          {"tokens": 10, "vetoed/tokens": 0.5, "ratio_min": 0.2}]
     >>> {key: round(float(value), 3) for key, value in combine_metrics(parts).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations  # so that help() shows short types
 
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number
+from mugrpo_jax.objectives._checks import check_choice, check_clip, check_number
 from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective
 from mugrpo_jax.objectives.veto import VETO_SCOPES, veto_mask, veto_metrics
 
@@ -43,7 +43,7 @@ def mu_grpo(
     >>> round(float(metrics["vetoed/tokens"]), 4)
     0.1667
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     check_choice("veto", veto, VETO_SCOPES)
     check_number("veto_ratio", veto_ratio, strict=True)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high, dual_clip)

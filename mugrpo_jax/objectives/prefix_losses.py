@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_number
+from mugrpo_jax.objectives._checks import check_clip, check_number
 from mugrpo_jax.objectives._objective import Terms, Tokens, min_form, objective, through_own_token
 from mugrpo_jax.objectives.kl import safe_exp
 
@@ -44,7 +44,7 @@ def pnpo(
     >>> print(-gradient.round(4))
     [[1. 1. 0.2154 0.3162 0.3981]]
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     prefix_mean = _prefix_sum(tokens) / jnp.maximum(_places(tokens), 1.0)
     weight = through_own_token(safe_exp(prefix_mean), tokens)
     surrogate, clipped = min_form(weight, tokens.advantages, clip_low, clip_high, dual_clip)

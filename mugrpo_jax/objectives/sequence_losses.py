@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_flag, check_number
+from mugrpo_jax.objectives._checks import check_choice, check_clip, check_flag, check_number
 from mugrpo_jax.objectives._objective import (
     Terms,
     Tokens,
@@ -54,7 +54,7 @@ def gspo(
     >>> round(float(loss), 4)  # −(1 + 1.0004) / 2: the ratios of the first response cancel
     -1.0002
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     check_choice("level", level, LEVELS)
     ratio = safe_exp(mean_log_ratio(tokens)) * jnp.ones_like(tokens.log_ratio)
     if level == "token":
@@ -83,7 +83,7 @@ def gmpo(tokens: Tokens, *, clip_low: ArrayLike = _GMPO_LOW, clip_high: ArrayLik
     >>> print(loss.round(4), gradient.round(4))  # G = exp((0.4 + 0) / 2)
     -1.2214 [[ 0. -0.6107]]
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     low, high = jnp.log(jnp.float32(clip_low)), jnp.log(jnp.float32(clip_high))
     above = (tokens.advantages > 0) & (tokens.log_ratio > high)
     below = (tokens.advantages < 0) & (tokens.log_ratio < low)

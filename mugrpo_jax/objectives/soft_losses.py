@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.typing import ArrayLike
 
-from mugrpo_jax.objectives._checks import check_bounds, check_number
+from mugrpo_jax.objectives._checks import check_bounds, check_clip, check_number
 from mugrpo_jax.objectives._objective import Terms, Tokens, beyond_dual_clip, min_form, objective
 
 
@@ -63,7 +63,7 @@ def gppo(
     >>> print(loss, gradient)
     -1.14 [[-0.64 -0.5 ]]
     """
-    check_bounds(clip_low, clip_high)
+    check_clip(clip_low, clip_high)
     surrogate, clipped = min_form(tokens.ratio, tokens.advantages, clip_low, clip_high)
     # A factor with value 1 and gradient 1. This code does not divide by a ratio, which may be tiny.
     one = jnp.exp(tokens.log_ratio - stop_gradient(tokens.log_ratio))

@@ -110,7 +110,7 @@ def _triggers(
     check_rank("log_ratio", log_ratio, 2, "[B, T]")
     check_shape("mask", mask, jnp.shape(log_ratio))
     check_number("ratio", ratio, strict=True)
-    valid = jnp.asarray(mask) != 0
+    valid = jnp.asarray(mask).astype(bool)
     negative = token_advantages(advantages, valid) < 0
     threshold = math.log(ratio) if isinstance(ratio, (int, float)) else jnp.log(ratio)
     return negative & (stop_gradient(on_tokens(log_ratio, valid)) < threshold), negative, valid

@@ -22,6 +22,7 @@ from mugrpo_jax.files import create, make_folder, plain_errors, publish, remove_
 from mugrpo_jax.runs import owned_files, progress
 from mugrpo_jax.runs.stop import Stopped
 from mugrpo_jax.runs.time_left import duration
+from mugrpo_jax.runs.waiting import WaitedInVain
 
 _BEAT_S = 5.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which a sampler is dead
@@ -65,7 +66,7 @@ class SignOfLife:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         self._thread.join()
-        if isinstance(error, Exception) and not isinstance(error, Stopped):
+        if isinstance(error, Exception) and not isinstance(error, (Stopped, WaitedInVain)):
             with contextlib.suppress(OSError), plain_errors():
                 self._leave(error)
         with contextlib.suppress(OSError):
@@ -189,6 +190,7 @@ class Claims:
         self.folder = _claims_folder(sampler.folder.parent, stage)
         self._watch = SamplerWatch()
         self._mine: set[str] = set()
+        self._taken: set[str | None] = set()  # whose work was taken over
 
     def claim(self, work: str) -> bool:
         """Claim a piece of work; return False if another sampler that is alive has it."""
@@ -204,7 +206,7 @@ class Claims:
                 and self._dead(content)
                 and owned_files.take(path, content, text)
             ):
-                progress.say(f"{path}: {owned_files.name(content)} is gone, this sampler takes over its work")
+                self._say_taken(content)
                 got = True
         except FileNotFoundError:
             return False  # the stage is complete, and its claims were removed just now
@@ -215,6 +217,17 @@ class Claims:
         if got:
             self._mine.add(work)
         return got
+
+    def _say_taken(self, content: bytes) -> None:
+        """Print once that the work of a sampler is taken over."""
+        owner = owned_files.parse(content)
+        if owner.get("token") not in self._taken:
+            self._taken.add(owner.get("token"))
+            why = "is gone" if owned_files.alive_here(owner) is False else "gave no sign of life"
+            who = owned_files.name(content)
+            progress.say(
+                f"{self.folder}: {who} {why}, this sampler takes over its work on stage {self._stage}"
+            )
 
     def holds(self, work: str) -> bool:
         """Return whether this sampler still has a claim. One that gave no sign of life may have lost it."""

@@ -1,5 +1,6 @@
-"""Stop a run on SIGTERM or Ctrl-C, on all its hosts at the same point."""
+"""Stop a run on SIGTERM, SIGHUP or Ctrl-C, on all its hosts at the same point."""
 
+import contextlib
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -10,11 +11,14 @@ import jax
 from mugrpo_jax import distributed
 from mugrpo_jax.distributed import Stopped as Stopped
 
+_STOPPING = "\nstopping: finishing what is under way and saving; the same command continues"
+
 
 class StopRequest:
-    """Handles SIGTERM and Ctrl-C in a `with` block: sets `requested` to True, and the loops then stop.
+    """Handles SIGTERM, SIGHUP and Ctrl-C in a `with` block: `requested` becomes True, and the loops stop.
 
-    A second Ctrl-C raises `KeyboardInterrupt` at once.
+    SIGHUP comes when a terminal or a connection is closed; `nohup` makes the run ignore it. A second Ctrl-C
+    raises `KeyboardInterrupt` at once.
     """
 
     def __init__(self) -> None:
@@ -24,7 +28,9 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                    continue  # `nohup`
                 self._before[number] = signal.signal(number, self._handle)
         distributed.share(self)
         return self
@@ -48,4 +54,7 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping: finishing what is under way and saving; the same command continues", flush=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(
+                "\nstopping: finishing what is under way and saving; the same command continues", flush=True
+            )

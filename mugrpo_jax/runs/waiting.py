@@ -15,6 +15,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
 
 
+class WaitedInVain(ConfigError):
+    """The other side of a run did not come, or hangs."""
+
+
 class Waiting:
     """A wait in a loop that calls `pause` while what it waits for is not there.
 
@@ -37,30 +41,33 @@ class Waiting:
         self.seconds, self._next_line, self._pause_s = 0.0, _SAY_AFTER_S, _FIRST_PAUSE_S
         self._alive = time.monotonic()
 
-    def pause(self, what: str, sign: object, remedy: Callable[[], str]) -> None:
+    def pause(self, what: str, sign: object, remedy: Callable[[], str], *, alone: bool = False) -> None:
         """Sleep a moment; raise an error if a limit is reached: `sign` has not changed, or the longest wait.
 
         Args:
           what: what is waited for, for the progress line.
           sign: anything that changes while the other side is alive.
           remedy: returns the end of the error: what to do.
+          alone: nobody is on the other side now, so the first progress line has the remedy too.
         """
         now = time.monotonic()
         if sign != self._sign:
             self._sign, self._alive = sign, now
         silent = now - self._alive
         if silent > self._limit_s:
-            raise ConfigError(
+            raise WaitedInVain(
                 f"waited {duration(self.seconds)} for {what}, the last {duration(silent)} of them without a "
                 f"sign of life (--wait-limit {self._limit_s:g}); {remedy()}"
             )
         if self.seconds > self._longest_s:
-            raise ConfigError(
+            raise WaitedInVain(
                 f"waited {duration(self.seconds)} for {what}; the other side gives signs of life, but seems "
                 f"to hang; stop it, and {remedy()}"
             )
         if self.seconds >= self._next_line:
-            progress.say(f"waiting for {what}: {duration(self.seconds)}")
+            first = alone and self._next_line == _SAY_AFTER_S
+            more = f" (at most {duration(self._limit_s)}, see --wait-limit); {remedy()}" if first else ""
+            progress.say(f"waiting for {what}: {duration(self.seconds)}{more}")
             self._next_line = self.seconds + _SAY_EVERY_S
         time.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 1.3, _LONGEST_PAUSE_S)

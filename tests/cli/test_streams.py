@@ -18,6 +18,17 @@ def test_a_lasting_stream_drops_what_nobody_reads(closed_pipe):
     assert not stream.isatty() and stream.encoding == pipe.encoding
 
 
+def test_a_lasting_stream_outlives_its_terminal():
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        os.close(ours)  # the terminal is closed, and writing to it fails
+        stream = LastingStream(terminal)
+        print("a line", file=stream, flush=True)
+        print("another", file=stream, flush=True)
+    with open("/dev/full", "w") as full, pytest.raises(OSError, match="No space left"):
+        LastingStream(full).write("x" * 100_000)
+
+
 def test_only_a_command_that_shows_something_ends_with_its_pipe(closed_pipe, monkeypatch):
     monkeypatch.setattr(sys, "stdout", pipe := closed_pipe())
     with usable_output(lasting=True):

@@ -47,6 +47,16 @@ def refused(message, function, *arrays, **knobs):
             "grpo",
             {"clip_low": np.float32(2.0), "clip_high": np.float32(1.0)},
         ),
+        *(
+            (
+                f"clip_low={low}, clip_high={high} are both on one side of 1; "
+                "possible: absolute ratios such as 0.8 and 1.28, not distances from 1 such as 0.2 and 0.28",
+                name,
+                {"clip_low": low, "clip_high": high},
+            )
+            for name in ("grpo", "mu_grpo", "gspo", "gmpo", "gppo", "pnpo")
+            for low, high in ((0.2, 0.28), (1.1, 1.2))
+        ),
     ],
 )
 def test_wrong_numbers(message, name, knobs):

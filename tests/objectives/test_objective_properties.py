@@ -52,6 +52,28 @@ def test_what_stands_on_padding_changes_nothing(variant, seed, garbage):
 
 
 @every_variant
+@pytest.mark.parametrize("row", [0, 1], ids=["right", "wrong"])
+def test_a_log_prob_that_is_no_number_shows_in_the_loss(variant, row):
+    """Also where the loss does not depend on the token: behind a trigger, or if only π counts."""
+    for wrong in (np.nan, np.inf):
+        for place in (0, 1):
+            batch = list(random_batch(0))
+            batch[place] = batch[place].copy()
+            batch[place][row, np.flatnonzero(batch[3][row])[-1]] = wrong
+            assert np.isnan(run(variant, batch)[0]), (wrong, place)
+
+
+@every_objective
+def test_a_denominator_of_zero_is_no_denominator_of_tokens(name):
+    logp, behavior_logp, advantages, mask = random_batch(0)
+    extra = extra_arrays(name, (logp, behavior_logp, advantages, mask))
+    loss, _ = OBJECTIVES[name](logp, behavior_logp, advantages, mask, denominator=0, **extra)
+    assert not np.isfinite(loss)
+    loss, _ = OBJECTIVES[name](logp, behavior_logp, advantages, 0 * mask, denominator=0, **extra)
+    assert loss == 0
+
+
+@every_variant
 def test_added_rows_and_columns_of_padding_change_nothing(variant):
     name, knobs = variant
     batch = random_batch(0)

@@ -1,14 +1,16 @@
 """A run is asked to stop by a signal."""
 
+import errno
 import os
 import signal
+import sys
 
 import pytest
 
 from mugrpo_jax.runs.stop import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_asks_the_run_to_stop(number, capsys):
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -17,6 +19,29 @@ def test_a_signal_asks_the_run_to_stop(number, capsys):
         assert stop.requested and stop.agreed  # one process needs nobody else
     assert signal.getsignal(number) is before
     assert "the same command continues" in capsys.readouterr().out
+
+
+def test_nohup_keeps_a_run_alive(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_gone_does_not_keep_a_run_from_stopping(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.requested
 
 
 def test_a_second_interrupt_ends_the_run_at_once():
