@@ -230,13 +230,16 @@ def test_a_host_that_dies_ends_the_others_and_the_same_command_continues(two, pl
     assert_same_end(out, two, 1e-5)
 
 
-def test_hosts_that_disagree_all_stop_and_name_the_key(place):
+def test_hosts_that_disagree_all_stop_and_name_the_key(two, place):
     codes, shown, _ = launch(place / "disagree", imitated_hosts.open_mpi(2, 5), own={1: ["seed=7"]})
     assert codes == [2, 2], shown
     assert "hosts: 2 processes through Open MPI, 8 cpu devices, 4 in each process" in shown[0]
     for text in shown:
         assert "hosts disagree on the config: seed (7 there, 0 here)" in text
     assert not (place / "disagree").exists()
+    # A run that was started has chosen values for keys that say `auto`. The user did not give those.
+    codes, shown, _ = launch(two, imitated_hosts.open_mpi(2, 5), own={1: ["seed=7"]})
+    assert codes == [2, 2] and "config: seed (7 there, 0 here) (there: process 1" in shown[0], shown
 
 
 def test_a_failure_of_one_host_is_named_on_all(place):

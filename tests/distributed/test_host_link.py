@@ -133,21 +133,27 @@ def test_an_error_is_told_to_all(ends):
     )
 
 
-def test_processes_that_do_not_come_are_named():
+def test_processes_that_do_not_come_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(host_hub, "SAY_AFTER_S", 0.1)
     (first, third) = connect(4, timeout_s=0.5, only=[0, 2])
     assert first == third
     assert first == (
         "processes 1, 3 of 4 did not come within 0.5 s; start all of them, or wait longer with --host-timeout"
     )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "hosts: waiting for processes 1, 3 of 4 (0 s, at most 0.5 s, see --host-timeout)"
 
 
-def test_a_dead_coordinator_is_named():
+def test_a_dead_coordinator_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(host_link, "SAY_AFTER_S", 0.1)
     port = free_port()
     (message,) = connect(2, timeout_s=0.3, port=port, only=[1])
     assert message == (
         f"test: process 0 at localhost:{port} not reached within 0.3 s (Connection refused); start it, and "
         "check its name, its port and the firewall"
     )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hosts: waiting for process 0 at localhost:{port} (0 s, at most 0.3 s")
 
 
 def test_wrong_numbers_are_refused_and_strangers_ignored():

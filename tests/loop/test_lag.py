@@ -252,8 +252,8 @@ def wait_for_a_policy(patch, samplers):
     """Return a function that waits until so many samplers have waited for a policy."""
     original, waiting = Waiting.pause, set()
 
-    def note(self, what, *rest):
-        original(self, what, *rest)
+    def note(self, what, *rest, **known):
+        original(self, what, *rest, **known)
         if re.match(r"the policy at the start|the trainer to publish a policy", what):
             waiting.add(id(self))
 
@@ -365,11 +365,11 @@ def test_a_sampler_is_refused_beside_a_trainer_that_samples_itself(tmp_path, mon
 
     pauses = itertools.count()
 
-    def pause(self, *rest):
+    def pause(self, *rest, **known):
         assert next(pauses) < 30, "a sampler waits for as long as the trainer lives"
         if not (tmp_path / "lock.json").exists():
             resources.enter_context(trainer)
-        original(self, *rest)
+        original(self, *rest, **known)
 
     monkeypatch.setattr(Waiting, "pause", pause)
     with resources, pytest.raises(ConfigError, match=r"trains here and samples itself.*--rollouts wait"):

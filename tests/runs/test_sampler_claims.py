@@ -19,7 +19,7 @@ from mugrpo_jax.runs.sampler_claims import (
     signs_of_life,
 )
 from mugrpo_jax.runs.stop import Stopped
-from mugrpo_jax.runs.waiting import Waiting
+from mugrpo_jax.runs.waiting import WaitedInVain, Waiting
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +64,14 @@ def test_a_claim_that_was_forgotten_after_an_error_of_the_storage_does_not_block
 def test_a_sampler_of_this_machine_that_was_killed_is_replaced_at_once(tmp_path, capsys):
     with SignOfLife(tmp_path) as one:
         one.owner["started"] = "1"  # the number of its process now belongs to another one
-        assert Claims(one, 0).claim("00000")
+        assert Claims(one, 0).claim("00000") and Claims(one, 0).claim("00001")
         with SignOfLife(tmp_path) as two:
-            assert Claims(two, 0).claim("00000")
-    assert f"process {os.getpid()} on" in capsys.readouterr().out
+            claims = Claims(two, 0)
+            assert claims.claim("00000") and claims.claim("00001")
+    (line,) = capsys.readouterr().out.splitlines()  # one for all shards
+    assert (
+        f"process {os.getpid()} on" in line and "is gone, this sampler takes over its work on stage 0" in line
+    )
 
 
 def test_a_sampler_elsewhere_is_dead_once_its_sign_of_life_stands_still(tmp_path, monkeypatch):
@@ -88,7 +92,7 @@ def test_a_sampler_elsewhere_is_dead_once_its_sign_of_life_stands_still(tmp_path
         assert 0.2 < time.monotonic() - started < 5.0
 
 
-def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypatch):
+def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(SignOfLife, "_beat", lambda self: None)  # as if its process was stopped
     with SignOfLife(tmp_path) as hanging, SignOfLife(tmp_path) as here:
         assert Claims(hanging, 0).claim("00000")
@@ -96,6 +100,7 @@ def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypa
         while not claims.claim("00000"):
             time.sleep(0.01)
         assert 0.2 < time.monotonic() - started < 5.0
+        assert "gave no sign of life, this sampler takes over its work" in capsys.readouterr().out
         assert list(signs_of_life(tmp_path, but=here)) == [f"{hanging.owner['token']}.json"]
 
 
@@ -144,6 +149,9 @@ def test_the_error_of_a_sampler_stays_until_a_sampler_starts(folder):
     with pytest.raises(Stopped), SignOfLife(folder):
         assert last_error(folder) is None
         raise Stopped("on request")
+    assert last_error(folder) is None
+    with pytest.raises(WaitedInVain), SignOfLife(folder):
+        raise WaitedInVain("start the trainer")  # the trainer is there when it reads this
     assert last_error(folder) is None
     with pytest.raises(RuntimeError), SignOfLife(folder):
         raise RuntimeError("out of memory " * 1000)
@@ -202,6 +210,20 @@ def test_a_wait_is_seen_and_ends_if_the_other_side_gives_no_sign_of_life(monkeyp
     with pytest.raises(ConfigError, match=r"for stage 4, the last .* without a sign .*0\.3\); start it"):
         while True:
             wait.pause("stage 4", 40, lambda: "start it")
+
+
+def test_a_wait_for_nobody_says_at_first_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "_SAY_AFTER_S", 0.05)
+    monkeypatch.setattr(waiting, "_SAY_EVERY_S", 0.05)
+    wait = Waiting(100)
+    while wait.seconds < 0.3:
+        wait.pause("stage 4 (0 samplers)", None, lambda: "start a sampler", alone=True)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"waiting for stage 4 \(0 samplers\): .* \(at most 1 min 40 s, see --wait-limit\); start a sampler",
+        first,
+    )
+    assert others and not [line for line in others if "start a sampler" in line]
 
 
 def test_a_side_that_hangs_but_gives_signs_of_life_is_not_waited_for_for_ever():
