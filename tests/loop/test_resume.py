@@ -19,6 +19,8 @@ from mugrpo_jax.cli.main import STOPPED, main
 from mugrpo_jax.runs.run_lock import RunLock
 from mugrpo_jax.training import checkpoint_folders, damage
 
+# Rows of one length: every run of a process of its own traces the update once less.
+ONE_LENGTH = TINY_RUN.replace("length_multiple: 16", "length_multiple: 32")
 # Two runs, each killed again and again. All that a run wrote between its kills is part of the end that is
 # compared.
 KILLS = {
@@ -66,10 +68,10 @@ def run(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    (folder / "config.yaml").write_text(TINY_RUN)
+    (folder / "config.yaml").write_text(ONE_LENGTH)
     # Stages so short that a checkpoint spans several: what is lost is done again, on the same rollouts. The
     # loss needs a reference policy, entropies and a proximal policy, which the checkpoint holds.
-    sparse = yaml.safe_load(TINY_RUN) | {
+    sparse = yaml.safe_load(ONE_LENGTH) | {
         "objective": {"name": "decoupled_ppo", "knobs": {"kl_coef": 0.1, "entropy_coef": 0.01}},
         "proximal_every": None,
         "checkpoints": {"every": 5, "keep_best": 0},

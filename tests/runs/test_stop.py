@@ -10,6 +10,14 @@ import pytest
 from mugrpo_jax.runs.stop import StopRequest
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """The tests may have been started with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_asks_the_run_to_stop(number, capsys):
     before = signal.getsignal(number)
@@ -21,14 +29,11 @@ def test_a_signal_asks_the_run_to_stop(number, capsys):
     assert "the same command continues" in capsys.readouterr().out
 
 
-def test_nohup_keeps_a_run_alive(monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.requested
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_nohup_keeps_a_run_alive():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.requested
 
 
 def test_a_terminal_that_is_gone_does_not_keep_a_run_from_stopping(monkeypatch):
