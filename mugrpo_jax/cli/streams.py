@@ -1,4 +1,4 @@
-"""What a command prints must not end its work: go on if a terminal or the other end of a pipe is closed."""
+"""A command goes on with its work after the pipe or terminal to which it prints was closed."""
 
 import contextlib
 import errno
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream to a pipe or terminal. When nobody reads it any more, it drops what is written."""
+    """A text stream to a pipe or terminal. After the pipe or terminal was closed, writing does nothing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text. If nobody reads it any more, drop the text."""
+        """Write a text. Do nothing if the pipe or terminal was closed."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -23,7 +23,7 @@ class LastingStream:
             return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer. If nobody reads it any more, drop it."""
+        """Write what is in the buffer. Do nothing if the pipe or terminal was closed."""
         try:
             self._stream.flush()
         except OSError as error:

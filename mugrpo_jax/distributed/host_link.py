@@ -124,7 +124,7 @@ class HostLink:
             self._hub = Hub(self.launch, self._timeout_s)
             await self._hub.listen()
         began = time.monotonic()
-        said = began - SAY_EVERY_S + SAY_AFTER_S
+        next_line = began + SAY_AFTER_S
         while True:
             try:
                 self._reader, self._writer = await self._open("link")
@@ -133,8 +133,8 @@ class HostLink:
                 now = time.monotonic()
                 if now > began + self._timeout_s:
                     raise ConfigError(self._unreached(error)) from None
-                if now > said + SAY_EVERY_S:
-                    said = now
+                if now > next_line:
+                    next_line = now + SAY_EVERY_S
                     say_waiting(f"process 0 at {self._where()}", now - began, self._timeout_s)
             await asyncio.sleep(0.2)
         try:

@@ -29,7 +29,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue  # `nohup`
                 self._before[number] = signal.signal(number, self._handle)
         distributed.share(self)
@@ -55,6 +55,4 @@ class StopRequest:
             raise KeyboardInterrupt
         self.requested = True
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(
-                "\nstopping: finishing what is under way and saving; the same command continues", flush=True
-            )
+            print(_STOPPING, flush=True)

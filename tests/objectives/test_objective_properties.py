@@ -63,6 +63,31 @@ def test_a_log_prob_that_is_no_number_shows_in_the_loss(variant, row):
             assert np.isnan(run(variant, batch)[0]), (wrong, place)
 
 
+def test_statistics_of_the_log_ratio_are_those_of_the_loss_itself():
+    """Also for log-probs of −∞ under both policies, where the plain difference is NaN, and in bfloat16."""
+    logp, behavior_logp, advantages, mask = random_batch(0)
+    logp, behavior_logp = (jnp.asarray(x, jnp.bfloat16).at[0, 2].set(-jnp.inf) for x in (logp, behavior_logp))
+    assert mask[0, 2]
+    log_ratio = objectives.log_ratio(logp, behavior_logp, mask)
+    for name in ("p3o", "m2po", "bapo"):
+        found = objectives.ObjectiveConfig(name).statistics()(log_ratio, advantages, mask)
+        batch = logp, behavior_logp, advantages, mask
+        assert OBJECTIVES[name](*batch, **found)[0] == OBJECTIVES[name](*batch)[0]
+
+
+def test_the_length_budget_may_be_traced():
+    batch = random_batch(0)
+    loss = jax.jit(lambda length: objectives.dr_grpo(*batch, max_length=length)[0])
+    same(loss(100), objectives.dr_grpo(*batch, max_length=100)[0], scale=1)
+
+
+def test_stacked_metrics_are_one_part():
+    parts = [objectives.mu_grpo(*random_batch(seed))[1] for seed in range(3)]
+    stacked = jax.tree.map(lambda *values: jnp.stack(values), *parts)
+    for key, value in combine_metrics(parts).items():
+        assert combine_metrics([stacked])[key] == value
+
+
 @every_objective
 def test_a_denominator_of_zero_is_no_denominator_of_tokens(name):
     logp, behavior_logp, advantages, mask = random_batch(0)
