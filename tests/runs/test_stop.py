@@ -12,8 +12,8 @@ from mugrpo_jax.runs.stop import StopRequest
 
 @pytest.fixture(autouse=True)
 def heard():
-    """The tests may have been started with `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """The tests may have been started with `nohup`, and nothing but a `StopRequest` may handle the signal."""
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("SIGHUP would have ended this process"))
     yield
     signal.signal(signal.SIGHUP, before)
 
