@@ -756,9 +756,9 @@ def test_each_line_about_equal_accuracy_is_one_that_draw_prints(tmp_path, monkey
     page = (ROOT / "docs" / "results-chains.md").read_text()
     section = page[page.index("## Time to the same") : page.index("## Responses of")]
     pairs = [row for row in cells(section.splitlines()) if row[0] in reproduce.ARMS]
-    assert len(pairs) == 12 and all(row in everything for row in pairs)
+    assert len(pairs) == 14 and all(row in everything for row in pairs)
     curves = [row for row in cells(section.splitlines()) if row[0] in marks and row[1] in reproduce.ARMS]
-    assert len(curves) == 6
+    assert len(curves) == 8
     for mark, arm, rate, seed, *curve in curves:
         assert [arm, rate, seed, "–", *curve] in printed[marks[mark]]
 
