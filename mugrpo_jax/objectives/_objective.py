@@ -276,8 +276,7 @@ def beyond_dual_clip(ratio: jax.Array, advantages: jax.Array, dual_clip: ArrayLi
 
 def mean_log_ratio(tokens: Tokens) -> jax.Array:
     """Return the mean of the log-ratios over the tokens of each response, `[B, 1]`."""
-    lengths = tokens.mask.sum(axis=1, keepdims=True)
-    return tokens.log_ratio.sum(axis=1, keepdims=True) / jnp.maximum(lengths, 1)
+    return mean_over(tokens.log_ratio.sum(axis=1, keepdims=True), tokens.mask.sum(axis=1, keepdims=True))
 
 
 def through_own_token(weight: jax.Array, tokens: Tokens) -> jax.Array:

@@ -120,14 +120,14 @@ def _harmful(tokens: Tokens) -> jax.Array:
 
 
 def _m2po_bound(size: jax.Array, harmful: jax.Array, threshold: ArrayLike, form: str) -> jax.Array:
-    count = harmful.sum()
+    count = harmful.sum().astype(size.dtype)
     squares = jnp.where(harmful, size**2, 0.0)
 
     def within(bound: jax.Array) -> jax.Array:
         if form == "winsorize":  # Σ_j min(v_j, v_k) is the sum of the first k + 1 and n − k − 1 times v_k
             return jnp.minimum(squares, bound**2).sum() < threshold * count
         kept = harmful & (size <= bound)
-        return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum()
+        return jnp.where(kept, squares, 0.0).sum() <= threshold * kept.sum().astype(size.dtype)
 
     # Round down to a size in the batch, because the search may end at any number between two sizes.
     bound = jnp.where(harmful & (size <= largest_float(within)), size, 0.0).max(initial=0.0)

@@ -138,8 +138,8 @@ def _mean_ratio(tokens: Tokens, chosen: jax.Array, name: str) -> Metrics:
 def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.Array:
     """Return nearest-rank quantiles of the values where `chosen` is True; 0 if no value is chosen."""
     count = chosen.sum()
-    rank = jnp.round(levels * jnp.maximum(count - 1, 0))
+    rank = jnp.round(levels * jnp.maximum(count - 1, 0).astype(levels.dtype))
     values = jnp.where(chosen, values, jnp.inf)
     # The value of rank r is the largest x such that at most r values are below x.
-    found = largest_float(lambda x: (values < x[:, None, None]).sum(axis=(1, 2)) <= rank, levels.shape)
+    found = largest_float(lambda x: (values < x[:, None, None]).sum(axis=(1, 2)).astype(rank.dtype) <= rank, levels.shape)
     return jnp.where(count > 0, found, 0.0)

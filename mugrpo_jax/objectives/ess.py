@@ -70,7 +70,7 @@ def sequence_ess(log_ratio: ArrayLike, mask: ArrayLike) -> jax.Array:
     log_weights = jnp.where(present, log_ratio.sum(axis=1), -jnp.inf)
     largest = log_weights.max(initial=-jnp.inf)
     weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(largest), largest, 0.0))
-    ess = weights.sum() ** 2 / jnp.maximum((weights**2).sum() * present.sum(), 1e-8)
+    ess = weights.sum() ** 2 / jnp.maximum((weights**2).sum() * present.sum().astype(weights.dtype), 1e-8)
     return jnp.where(present.any(), ess, 1.0)
 
 

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_bounds, check_choice, check_number, check_rank, check_shape
 from mugrpo_jax.objectives._objective import on_tokens, token_advantages
+from mugrpo_jax.objectives.metrics import mean_over
 
 LEVELS = ("token", "sequence", "geometric")
 
@@ -105,8 +106,7 @@ def opsm_mask(log_ratio: ArrayLike, advantages: ArrayLike, mask: ArrayLike, *, d
     """
     check_number("delta", delta, low=-math.inf)
     log_weight, valid = _log_weights(log_ratio, mask, "token")
-    lengths = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
-    far = -log_weight.sum(axis=1, keepdims=True) / lengths > delta
+    far = -mean_over(log_weight.sum(axis=1, keepdims=True), valid.sum(axis=1, keepdims=True)) > delta
     return valid & ~(far & (token_advantages(advantages, valid) < 0))
 
 
@@ -121,5 +121,5 @@ def _log_weights(log_ratio: ArrayLike, mask: ArrayLike, level: str) -> tuple[jax
         return log_ratio, valid
     of_response = log_ratio.sum(axis=1, keepdims=True)
     if level == "geometric":
-        of_response = of_response / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+        of_response = mean_over(of_response, valid.sum(axis=1, keepdims=True))
     return jnp.broadcast_to(of_response, log_ratio.shape), valid

@@ -81,4 +81,6 @@ def mean_over(total: jax.Array, count: jax.Array) -> jax.Array:
 
     The count may also be a sum of weights, so it can lie between 0 and 1.
     """
+    if jnp.issubdtype(total.dtype, jnp.floating):
+        count = count.astype(total.dtype)  # also if dtypes are promoted strictly
     return total / jnp.where(count > 0, count, 1)

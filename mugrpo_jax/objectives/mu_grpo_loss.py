@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # so that help() shows short types
 
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from mugrpo_jax.objectives._checks import check_choice, check_clip, check_number
@@ -50,4 +51,4 @@ def mu_grpo(
     batch = (tokens.log_ratio, tokens.advantages, tokens.mask)
     keep = veto_mask(*batch, scope=veto, ratio=veto_ratio)
     found = {} if veto == "none" else veto_metrics(*batch, keep, ratio=veto_ratio)
-    return Terms(keep * surrogate, found, clipped=clipped)
+    return Terms(jnp.where(keep, surrogate, 0.0), found, clipped=clipped)

@@ -386,14 +386,14 @@ def test_weights_compose_and_carry_no_gradient():
 
     def corrections(logp):
         log_ratio = logp - behavior_logp
-        return (
+        kept = (
             objectives.veto_mask(log_ratio, advantages, mask)
-            * objectives.tis_weights(log_ratio, mask)
-            * objectives.mis_mask(log_ratio, mask, low=0.0, high=100.0)
-            * objectives.icepop_mask(log_ratio, mask, low=1e-7, high=100.0)
-            * objectives.sequence_veto_mask(log_ratio, mask, ratio=1e-9)
-            * objectives.opsm_mask(log_ratio, advantages, mask, delta=20.0)
+            & objectives.mis_mask(log_ratio, mask, low=0.0, high=100.0)
+            & objectives.icepop_mask(log_ratio, mask, low=1e-7, high=100.0)
+            & objectives.sequence_veto_mask(log_ratio, mask, ratio=1e-9)
+            & objectives.opsm_mask(log_ratio, advantages, mask, delta=20.0)
         )
+        return jnp.where(kept, objectives.tis_weights(log_ratio, mask), 0.0)
 
     def gradient(weights):
         loss = lambda x: objectives.cispo(x, behavior_logp, advantages, mask, weights=weights(x))[0]  # noqa: E731
