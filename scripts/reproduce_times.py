@@ -49,20 +49,23 @@ def _timed(run: Run) -> bool:
 def equal_accuracy_table(runs: Sequence[Run]) -> Iterable[str]:
     """When fresh data and a stale run of the same seed first reach the accuracy that both reach.
 
-    Compiling is not counted: it takes less if an earlier run left the same programs in the cache.
+    Compiling is not counted: it takes less if an earlier run left the same programs in the cache. A pair
+    has no lines if this accuracy is not above that of both starts.
     """
     timed = [run for run in runs if _timed(run) and _milliseconds(run) and len(_smoothed(run)) > 1]
     fresh = {_setting(run): run for run in timed if run["arm"] == FRESH}
     stale = [run for run in timed if run["arm"] != FRESH and _setting(run) in fresh]
-    if not stale:
+    pairs = [(fresh[_setting(run)], run) for run in stale]
+    pairs = [pair for pair in pairs if _level(*pair) > _start(*pair)]
+    if not pairs:
         return
     speed = f"speed, `{FRESH}` = 1"
     about = f"arm | prompts per update | µ | η | seed | time per update | {speed}"
     lower = f"at levels lower by up to {LOWER[-1]:.2f}"
     yield f"| {about} | level | reached after | {speed} | {lower} | compiling, not counted |"
     yield f"|{'---|' * 12}"
-    for run in stale:
-        yield from _reached_by(fresh[_setting(run)], run)
+    for pair in pairs:
+        yield from _reached_by(*pair)
 
 
 def _setting(run: Run) -> tuple[Any, ...]:
@@ -77,8 +80,7 @@ def _reached_by(fresh: Run, stale: Run) -> Iterable[str]:
     runs begin below these.
     """
     pair = fresh, stale
-    level = min(max(accuracy for accuracy, _ in _smoothed(run)) for run in pair)
-    level = math.floor(100 * level) / 100
+    level = _level(*pair)
     begin = max(_smoothed(run)[0][0] for run in pair)
     lower = [level - less for less in LOWER if level - less > begin]
     times, updates = ([_until(run, level, of) for run in pair] for of in (_without_compiling, _updates))
@@ -96,12 +98,20 @@ def _reached_by(fresh: Run, stale: Run) -> Iterable[str]:
         )
 
 
+def _level(*pair: Run) -> float:
+    return math.floor(100 * min(max(accuracy for accuracy, _ in _smoothed(run)) for run in pair)) / 100
+
+
+def _start(*pair: Run) -> float:
+    return max(run["evaluations"][0]["accuracy"] for run in pair)
+
+
 def _until(run: Run, level: float, amount: Callable[[Run, dict[str, Any]], float]) -> float:
     """Time or updates until the mean accuracy reaches a level, on a straight line between evaluations."""
     accuracy, points = zip(*_smoothed(run), strict=True)
     amounts = [amount(run, point) for point in points]
     end = next(i for i, value in enumerate(accuracy) if value >= level)
-    begin = max(end - 1, 0)  # a run that begins above the level reaches it at its first point
+    begin = max(end - 1, 0)  # a run whose first mean is above the level reaches it there
     return float(np.interp(level, accuracy[begin : end + 1], amounts[begin : end + 1]))
 
 
