@@ -141,5 +141,7 @@ def _quantiles(values: jax.Array, chosen: jax.Array, levels: jax.Array) -> jax.A
     rank = jnp.round(levels * jnp.maximum(count - 1, 0).astype(levels.dtype))
     values = jnp.where(chosen, values, jnp.inf)
     # The value of rank r is the largest x such that at most r values are below x.
-    found = largest_float(lambda x: (values < x[:, None, None]).sum(axis=(1, 2)).astype(rank.dtype) <= rank, levels.shape)
+    found = largest_float(
+        lambda x: (values < x[:, None, None]).sum(axis=(1, 2)).astype(rank.dtype) <= rank, levels.shape
+    )
     return jnp.where(count > 0, found, 0.0)
