@@ -153,7 +153,7 @@ class RunPlan:
             "warm start": self._warm_start(),
             "evaluation": self._evaluation(),
             "programs": self._programs(),
-            "sampler": "" if self.sampler is None else str(self.sampler).removeprefix("sampler: "),
+            "sampler": self._sampler(),
             "apart": "" if self.apart is None else str(self.apart),
             "behaviors": self._behaviors(),
             "memory": self._memory(),
@@ -270,6 +270,13 @@ class RunPlan:
                 Choice("sampling.slots", self.sampler.slots, f"as many as are useful and fit into {free}")
             ]
         return [*self.choices, *slots]
+
+    def _sampler(self) -> str:
+        if self.sampler is None:
+            return ""
+        hosts = len({device.process_index for device in self.mesh.devices.flat})
+        each = f"; each of {hosts} hosts has such a sampler" if hosts > 1 else ""
+        return f"{str(self.sampler).removeprefix('sampler: ')}{each}"
 
     def _behaviors(self) -> str:
         if self.config.sampling.behaviors is None or not self.responses_per_stage:

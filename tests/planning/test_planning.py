@@ -28,6 +28,7 @@ from mugrpo_jax.planning import (
     plan_run,
 )
 from mugrpo_jax.planning.call_time import call_time
+from mugrpo_jax.planning.chips import topology_mesh
 from mugrpo_jax.planning.compiled_plan import Estimate
 from mugrpo_jax.planning.program_cost import HloProgram
 from mugrpo_jax.planning.program_list import programs_of
@@ -522,6 +523,9 @@ def test_training_refuses_what_does_not_fit_its_own_devices(config, monkeypatch)
 def test_a_host_of_a_larger_slice_samples_as_a_slice_of_its_own():
     pytest.importorskip("libtpu")
     topology = find_topology("v5e:4x4")
+    whole = configs.build(configs.RunConfig, TINY | {"mesh": {"fsdp": -1}}, "test")
+    run = plan_run(whole, mesh=topology_mesh(whole, topology), device_memory=10**9)
+    assert "; each of 4 hosts has such a sampler\n" in str(run)
     assert topology.hosts == 4 and len(topology.host_devices()) == 4
     assert {device.process_index for device in topology.host_devices()} == {0}
     assert not set(topology.host_devices()) & set(topology.devices)
