@@ -13,7 +13,7 @@ from mugrpo_jax.tasks import Problem
 
 
 def problem_fingerprints(problems: list[Problem], tokenizer: Tokenizer) -> dict[str, str]:
-    """Return hashes of the answers, and of the prompts as the model gets them: text and tokens."""
+    """Return hashes of the answers (with extra columns), and of the prompts as text and tokens."""
     prompts, answers = hashlib.sha256(), hashlib.sha256()
     for problem in problems:
         try:
@@ -21,7 +21,8 @@ def problem_fingerprints(problems: list[Problem], tokenizer: Tokenizer) -> dict[
         except (ValueError, TypeError) as error:  # a TypeError for text that is not Unicode
             raise ValueError(f"{problem}: its prompt cannot be made into tokens: {error}") from error
         prompts.update(json.dumps(prompt).encode())
-        answers.update(json.dumps([problem.id, problem.answer]).encode())
+        extra = [problem.extra] if problem.extra else []
+        answers.update(json.dumps([problem.id, problem.answer, *extra]).encode())
     return {"prompts_sha256": prompts.hexdigest(), "answers_sha256": answers.hexdigest()}
 
 

@@ -1,6 +1,6 @@
 """Read the tests of a code problem from its answer, in the forms of APPS, LiveCodeBench and MBPP.
 
-The answer is JSON, or a Python literal (which is what a list column becomes):
+The answer is JSON (which is what a list column becomes), or a Python literal:
 
 - `{"inputs": [...], "outputs": [...]}`: standard input and output; with `"fn_name"`, arguments and results of
   a function (APPS);

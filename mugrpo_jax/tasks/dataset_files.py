@@ -45,6 +45,7 @@ class Columns:
       answer_part: a key of `ANSWER_PARTS`.
       solution: the column with a worked solution for a warm start, or None.
       id: the column with an id. None means that the ids are 0, 1, 2, ...
+      extra: columns that a reward or an environment gets as they are, in `problem.extra`.
     """
 
     template: str | tuple[Message, ...] = "{question}"
@@ -52,6 +53,7 @@ class Columns:
     answer_part: str = "whole"
     solution: str | None = None
     id: str | None = None
+    extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.answer_part, str) or self.answer_part not in ANSWER_PARTS:
@@ -59,6 +61,8 @@ class Columns:
         for key in ("answer", "solution", "id"):
             if not isinstance(getattr(self, key), str | None):
                 raise ValueError(f"{key} is {getattr(self, key)!r}; possible: the name of a column")
+        if not isinstance(self.extra, tuple) or not all(isinstance(name, str) for name in self.extra):
+            raise ValueError(f"extra is {self.extra!r}; possible: a list of column names")
         if not isinstance(self.template, str | tuple):
             possible = _in_quotes(self.template) or "text, or a list of chat messages"
             raise ValueError(f"template is {self.template!r}; possible: {possible}")
@@ -86,7 +90,8 @@ class Columns:
         if self.solution is not None:  # remove GSM8K's calculator notes, such as <<1+1=2>>
             solution = re.sub(r"<<[^<>]*>>", "", _text(_column(row, self.solution, "solution")))
         name = str(number) if self.id is None else _text(_column(row, self.id, "id"))
-        return Problem(name, self.prompt(row), answer, solution)
+        extra = {column: _plain(row, column) for column in self.extra}
+        return Problem(name, self.prompt(row), answer, solution, extra=extra)
 
 
 def load_problems(source: str, columns: Columns) -> list[Problem]:
@@ -134,6 +139,7 @@ def _digest(problems: Iterable[Problem]) -> str:
     digest = hashlib.sha256()
     for problem in problems:
         content = [problem.id, problem.prompt, problem.answer, problem.solution]
+        content += [problem.extra] if problem.extra else []
         try:
             digest.update(json.dumps(content, ensure_ascii=False).encode())
         except UnicodeEncodeError as error:
@@ -146,10 +152,12 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
     for key in settings:
         if key not in known:
             raise ValueError(f"columns: no key {key!r}; {possible_names(key, known)}")
-    template: Any = settings.get("template", Columns.template)
-    rest = {key: value for key, value in settings.items() if key != "template"}
+    lists = {
+        key: tuple(settings[key]) for key in ("template", "extra") if isinstance(settings.get(key), list)
+    }
+    given: Any = {**settings, **lists}
     try:
-        return Columns(tuple(template) if isinstance(template, list) else template, **rest)
+        return Columns(**given)
     except ValueError as error:
         raise ValueError(f"columns: {error}") from None
 
@@ -268,6 +276,24 @@ def _column(row: Mapping[str, Any], column: str, wanted_by: str) -> Any:
     return value
 
 
+def _plain(row: Mapping[str, Any], column: str) -> Any:
+    """Return a column as it is. It may be empty, but it must be something that JSON can say."""
+    if column not in row:
+        raise ValueError(f"column {column!r}, named by extra, is not there; possible: {', '.join(row)}")
+    try:
+        json.dumps(row[column])
+    except (TypeError, ValueError):
+        kind = type(row[column]).__name__
+        possible = "text, numbers, lists and objects"
+        raise ValueError(f"column {column!r}, named by extra, has a {kind}; possible: {possible}") from None
+    return row[column]
+
+
 def _text(value: Any) -> str:
-    """Convert a value to text. A float that is a whole number is written without a decimal point."""
+    """Convert a value to text: a list or an object to JSON, a float that is a whole number without a point."""
+    if isinstance(value, list | dict):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError):  # such as dates in a Parquet file
+            return str(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

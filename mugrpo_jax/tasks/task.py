@@ -22,6 +22,7 @@ class Problem:
       conversation: while a response is scored that an environment answered: the prompt and all turns and
         messages; otherwise empty.
       place: the file and line that the problem was read from, for error messages; empty if there is none.
+      extra: other columns of its data, by name, for rewards and environments of your own.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Problem:
     turns: tuple[str, ...] = ()
     conversation: tuple[Message, ...] = field(default=(), compare=False)
     place: str = field(default="", compare=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         """Return the problem's name for messages: its place, if it has one, and its id."""

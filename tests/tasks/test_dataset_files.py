@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo_jax.tasks import PRESETS, Columns, Problem, load_problems, load_reward, load_task
+from mugrpo_jax.tasks import (
+    PRESETS,
+    Columns,
+    Problem,
+    load_problems,
+    load_reward,
+    load_task,
+    make_scorer,
+)
 
 ROWS = [
     {"question": "1 + 1?", "answer": "so 1+1=<<1+1=2>>2\n#### 2", "key": "a", "score": 2.0},
@@ -39,6 +47,25 @@ def test_a_plain_template_numbers_and_whole_answers(jsonl):
         ("0", "1 + 1? =", "2"),
         ("1", "Is {x} é? =", "7.5"),
     ]
+
+
+def test_a_reward_gets_the_extra_columns_as_they_are(tmp_path):
+    rows = [{"question": "a", "answer": {"x": ["é", 1]}, "n": 2.0, "tests": [["1"], None]}]
+    path = write(tmp_path / "extra.jsonl", *rows)
+    columns = {"extra": ["n", "tests"], "template": "{question} {answer}"}
+    task = load_task("dataset", train=path, columns=columns)
+    (problem,) = task.train
+    assert problem.extra == {"n": 2.0, "tests": [["1"], None]}
+    assert problem.answer == '{"x": ["é", 1]}' and problem.prompt == f"a {problem.answer}"
+    (tmp_path / "own.py").write_text("def n(text, problem):\n    return problem.extra['n']\n")
+    with make_scorer(f"{tmp_path / 'own.py'}:n", workers=1) as scorer:
+        assert scorer.submit("", problem).result().value == 2.0
+    without = load_task("dataset", train=path, columns={"template": "{question} {answer}"})
+    write(tmp_path / "extra.jsonl", rows[0] | {"n": 3.0})
+    changed = load_task("dataset", train=path, columns=columns)
+    assert changed.sources != task.sources  # the reward may depend on it
+    again = load_task("dataset", train=path, columns={"template": "{question} {answer}"})
+    assert again.sources == without.sources
 
 
 def test_parquet_and_the_hub_give_what_jsonl_gives(jsonl, tmp_path, monkeypatch):
@@ -205,6 +232,14 @@ def test_a_broken_parquet_file_is_one_clear_line(tmp_path):
         ({"train": "FILE", "columns": {"template": []}}, "columns: template () has no column in braces; all"),
         ({"train": "FILE", "columns": {"answer_part": []}}, "columns: answer_part is []; possible: whole"),
         ({"train": "FILE", "columns": {"answer": [1]}}, "columns: answer is [1]; possible: the name of"),
+        (
+            {"train": "FILE", "columns": {"extra": "n"}},
+            "columns: extra is 'n'; possible: a list of column names",
+        ),
+        (
+            {"train": "FILE", "columns": {"extra": ["n"]}},
+            "FILE:1: column 'n', named by extra, is not there; pos",
+        ),
         ({"train": "FILE", "test": "FILE"}, "FILE: has the same problems as FILE; held-out problems must"),
         ({"train": "HALF"}, "HALF:1: problem 0: not valid Unicode"),
     ],
