@@ -73,13 +73,22 @@ def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo eval` with the parsed arguments."""
     from mugrpo_jax import evaluation
     from mugrpo_jax.compiling.compile_cache import use_compile_cache
+    from mugrpo_jax.config import ConfigError
     from mugrpo_jax.evaluation.benchmarks import benchmark, default_settings, named_tasks, run_config
     from mugrpo_jax.runs import progress
+    from mugrpo_jax.setup.trained_model import chosen_step
+    from mugrpo_jax.tasks import GENERATORS, PRESETS
 
     use_compile_cache()
     config = run_config(arguments.model)
     given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     settings = default_settings(config) | given
+    if arguments.task is None and config is None:
+        chosen_step(arguments.model)  # says what is wrong with a folder
+        raise ConfigError(
+            f"{arguments.model}: not the folder of a run; only a run has a task of its own; name a --task; "
+            f"possible: {', '.join([*GENERATORS, 'dataset', *PRESETS])}"
+        )
     tasks = named_tasks(arguments.task, arguments.option, arguments.out, config)
     results = []
     for file, result in zip(tasks, benchmark(arguments.model, tasks, **settings)):

@@ -45,11 +45,13 @@ def add(commands: shared.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Execute `mugrpo export` with the parsed arguments."""
+    from mugrpo_jax.planning.units import count
     from mugrpo_jax.runs import progress
     from mugrpo_jax.setup.trained_model import export
 
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     with shared.join_hosts(arguments):
-        export(arguments.model, arguments.out, **settings)
+        step = export(arguments.model, arguments.out, **settings)
         where = "" if arguments.push is None else f" and pushed to {arguments.push} on the Hugging Face Hub"
-        progress.say(f"{arguments.out}: written{where}")
+        after = "" if step is None else f" from the checkpoint after {count(step, 'update')}"
+        progress.say(f"{arguments.out}: written{after}{where}")

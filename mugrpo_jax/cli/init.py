@@ -144,7 +144,7 @@ def _head(arguments: argparse.Namespace) -> str:
     if "." in arguments.task or ":" in arguments.task:
         lines += [
             "# In task.options.columns, name the columns of your data. A template can also be a list of chat",
-            "# messages: [{role: user, content: '{question}'}]. `extra: [name]` gives columns to your own reward.",
+            "# messages: [{role: user, content: '{question}'}]. `extra: [NAME]` gives your reward a column.",
             "# Name held-out problems as task.options.test.",
         ]
     return "\n".join(lines) + "\n"

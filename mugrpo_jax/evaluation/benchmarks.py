@@ -35,8 +35,8 @@ from mugrpo_jax.setup.trained_model import chosen_step, is_run, load_any_model
 from mugrpo_jax.tasks import (
     ANSWER_READERS,
     CODE_REWARDS,
-    GENERATORS,
-    PRESETS,
+    FAILURES,
+    REWARDS,
     Problem,
     Task,
     check_sandbox,
@@ -70,15 +70,12 @@ def named_tasks(
     """Load tasks by name and return them by results file.
 
     Args:
-      names: names for `load_task`; None takes the task of the run.
+      names: names for `load_task`; None takes the task of the run, which must be there.
       pairs: options for all tasks, `key=value`, or for one task, `TASK.key=value`.
       out: the results file of a single task; several tasks get `out` with their name before the suffix.
       run: config of the run that is evaluated. Its task keeps the run's options, unless `pairs` change them,
         and the run's reward.
     """
-    if names is None and run is None:
-        possible = ", ".join([*GENERATORS, "dataset", *PRESETS])
-        raise ValueError(f"--task is missing: only the folder of a run has a task; possible: {possible}")
     names = [run.task.name] if names is None and run is not None else names or []
     if len(set(names)) < len(names):
         raise ValueError(f"--task {','.join(names)}: each task may be named once")
@@ -166,6 +163,8 @@ def benchmark(
             raise ValueError(
                 f"task {task.name}: no held-out problems to evaluate; name a file: --option test=FILE"
             )
+        if environment.name is None:
+            _check_reward(reward or task.reward, task.test[0])
     model = load_any_model(name, step=step, dtype=sampler_dtypes(chosen.dtype)["dtype"])
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}
@@ -192,6 +191,19 @@ def benchmark(
                     name=task.name,
                     answer_of=ANSWER_READERS.get(judge),
                 )
+
+
+def _check_reward(name: str, problem: Problem) -> None:
+    """Raise an error if a reward of the user's own fails for a right response and for an empty one."""
+    if name in REWARDS:
+        return
+    with make_scorer(name, workers=1) as scorer:
+        right, empty = scorer.score_all([(problem.solution or problem.answer, problem), ("", problem)])
+    if right.status in FAILURES and empty.status in FAILURES:
+        raise ValueError(
+            f"reward {name!r} fails for {problem}, with the right answer and with an empty response: "
+            f"{right.status} ({right.detail}); mend it"
+        )
 
 
 def _identity(task: Task, reward: str | None, problems: int | None, tokenizer: Tokenizer) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.files import absolute, to_path
+from mugrpo_jax.planning.units import count
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
@@ -36,6 +37,7 @@ def ending(config: RunConfig, folder: Path) -> str:
         ),
         "skipped": _skipped(records),
         "report": str(folder / "report.html") if (folder / "report.html").exists() else "",
+        "best": _better(config, folder, records),
         "next": _next(config, folder),
     }
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
@@ -52,11 +54,28 @@ def _skipped(records: Sequence[Mapping[str, Any]]) -> str:
     return f"{counts[-1]:,.0f} of the updates changed nothing, because their gradient was not finite"
 
 
+def _better(config: RunConfig, folder: Path, records: Sequence[Mapping[str, Any]]) -> str:
+    """Return text about a kept checkpoint that had a higher accuracy than the last; "" if there is none."""
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    kept = [
+        record for record in evaluations if (folder / "checkpoints" / f"{record['updates']:06d}").is_dir()
+    ]
+    best = max(kept, key=lambda record: record["accuracy"], default=None)
+    if best is None or best["accuracy"] <= evaluations[-1]["accuracy"]:
+        return ""
+    after = f"after {count(best['updates'], 'update')}, accuracy {best['accuracy']:.3f}"
+    return f"{after}: {_export(config, folder)} --best"
+
+
 def _next(config: RunConfig, folder: Path) -> str:
     run = shlex.quote(str(folder))
     if config.replay.run is not None and not is_stage(to_path(config.replay.run)):
         return f"mugrpo report {shlex.quote(config.replay.run)} {run} -o comparison.html"
+    return _export(config, folder)
+
+
+def _export(config: RunConfig, folder: Path) -> str:
     target = f"models/{folder.name}"
     if absolute(to_path(target)) == absolute(to_path(config.model.source)):
         target += "-trained"
-    return f"mugrpo export {run} {shlex.quote(target)}"
+    return f"mugrpo export {shlex.quote(str(folder))} {shlex.quote(target)}"

@@ -27,6 +27,7 @@ from mugrpo_jax.setup.run_environment import check_environment, turn_ends
 from mugrpo_jax.tasks import (
     ANSWER_CHECKS,
     CODE_REWARDS,
+    FAILURES,
     PRESETS,
     REWARDS,
     Problem,
@@ -61,7 +62,7 @@ def dry_run(
         checked, lengths = check_problems(config, task, tokenizer)
         environment = check_environment(config, tokenizer, checked.train)
         reward = check_reward(config, checked)
-        notes = shared_problems(checked), lengths, environment, reward, unusual_advantage(config)
+        notes = unusual_data(checked), lengths, environment, reward, unusual_advantage(config)
         for line in filter(None, notes):
             say(line)
     sources = {} if task is None else task.sources
@@ -125,19 +126,30 @@ def check_problems(config: RunConfig, task: Task, tokenizer: Tokenizer) -> tuple
     return task, f"prompts     {about}"
 
 
-def shared_problems(task: Task) -> str:
-    """Return a line of text about held-out problems that are also training problems; "" if there are none.
+def unusual_data(task: Task) -> str:
+    """Return lines of text about training prompts that are held out too or occur again; "" without any.
 
-    Only problems that were read from data are compared. Generators make no such problems.
+    Only problems that were read from data are compared. Generators make no such problems, or mean it.
     """
-    if not task.sources or not task.test:
+    if not task.sources:
         return ""
-    trained = {repr(problem.prompt) for problem in task.train}
+    trained: dict[str, Problem] = {}
+    again = []
+    for problem in task.train:
+        first = trained.setdefault(repr(problem.prompt), problem)
+        again += [] if first is problem else [(problem, first)]
     shared = [problem for problem in task.test if repr(problem.prompt) in trained]
-    if not shared:
-        return ""
-    about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also in the training data"
-    return f"held out    {about}, the first: {shared[0]}; leave them out of one of the two"
+    lines = []
+    if again:
+        contrary = [pair for pair in again if pair[0].answer != pair[1].answer]
+        other = f", {len(contrary):,} with another answer" if contrary else ""
+        problem, first = (contrary or again)[0]
+        about = f"{len(again):,} of {len(task.train):,} prompts {_are(again)} there before{other}"
+        lines.append(f"repeated    {about}, the first: {problem}, as {first}")
+    if shared:
+        about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also in the training data"
+        lines.append(f"held out    {about}, the first: {shared[0]}; leave them out of one of the two")
+    return "\n".join(lines)
 
 
 def _are(items: Sequence[object]) -> str:
@@ -186,7 +198,7 @@ def warm_start_problems(config: RunConfig, count: int) -> list[int]:
 
 
 def check_reward(config: RunConfig, task: Task) -> str:
-    """Import each reward and call it once, with the worked solution or answer of a problem as the response.
+    """Import each reward and call it with the worked solution or answer of a problem, and with no response.
 
     A built-in reward is not called, but those that need answers of a certain form check all of them, and
     those that run programs check the sandbox. `task.max_failed=1` allows a reward that always fails. Returns
@@ -225,13 +237,26 @@ def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
             whole = conversation_of(problem.prompt, said, config.environment.role)
             problem = dataclasses.replace(problem, conversation=whole)
         score = scorer.submit(said[-1], problem).result()
+        # In an environment, what was said before the last turn may decide.
+        wrong = None if config.environment.name is not None else scorer.submit("", problem).result()
+    allow = "or allow such failures with task.max_failed=1"
     if score.status != "ok":
         raise ConfigError(
             f"reward {name!r} fails for {problem} with the {what} as the response: {score.status} "
-            f"({score.detail}); mend it, or allow such failures with task.max_failed=1"
+            f"({score.detail}); mend it, {allow}"
         )
-    low = "; is it meant to be so low?" if score.value <= 0 else ""
-    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{low}"
+    if wrong is not None and wrong.status in FAILURES:
+        raise ConfigError(
+            f"reward {name!r} fails for {problem} with an empty response: {wrong.status} ({wrong.detail}); "
+            f"give wrong responses a number too, such as 0.0, {allow}"
+        )
+    empty = "" if wrong is None else f", and {wrong.value:g} for an empty response"
+    doubt = ""
+    if score.value <= 0:
+        doubt = "; is it meant to be so low?"
+    elif wrong is not None and wrong.value >= score.value:
+        doubt = "; is it meant to be as much?"
+    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{empty}{doubt}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

@@ -20,7 +20,7 @@ from mugrpo_jax.config import ConfigError, RunConfig
 from mugrpo_jax.files import to_path, write_atomically
 from mugrpo_jax.loop import replay
 from mugrpo_jax.loop.pending_metrics import PendingMetrics
-from mugrpo_jax.loop.preflight import check_problems, check_reward, shared_problems, unusual_advantage
+from mugrpo_jax.loop.preflight import check_problems, check_reward, unusual_advantage, unusual_data
 from mugrpo_jax.loop.sampler_thread import SamplerThread
 from mugrpo_jax.loop.sampling_context import SamplingContext
 from mugrpo_jax.loop.whole_checkpoints import move_unusable
@@ -187,7 +187,7 @@ def open_run(
             environment = check_environment(config, tokenizer, task.train)
             reward = check_reward(config, task)
             code = code_digests(config.own_functions)
-            notes = shared_problems(task), lengths, environment, reward, unusual_advantage(config)
+            notes = unusual_data(task), lengths, environment, reward, unusual_advantage(config)
             about = "\n".join(filter(None, notes))
         distributed.check_same("chosen settings", configs.to_dict(config))
         distributed.check_same("data", sources)

@@ -159,6 +159,7 @@ class History:
         self, stage: int, generated: dict[str, Any] | None, updates: Sequence[dict[str, Any]]
     ) -> StageFigures:
         after = updates[-1]["updates"] if updates else -1
+        at_end = max(1, len(updates) // 10)  # one update alone is noisy
         whole = len(updates) == self.config.batch.updates_per_stage
         accuracy = [record["accuracy"] for record in self.evaluations if record["updates"] == after and whole]
         return StageFigures(
@@ -169,7 +170,7 @@ class History:
             vetoed=_mean([record.get("vetoed/tokens", math.nan) for record in updates])
             if self.has_veto
             else math.nan,
-            ess=updates[-1].get("ess/tokens", math.nan) if updates else math.nan,
+            ess=_mean([record.get("ess/tokens", math.nan) for record in updates[-at_end:]]),
             generate_seconds=0.0 if generated is None else sampling_seconds(generated).get("generate", 0.0),
             wait_seconds=0.0 if generated is None else generated["seconds"].get("wait", 0.0),
             update_seconds=sum(record["seconds"].get("update", 0.0) for record in updates),

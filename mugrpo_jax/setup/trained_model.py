@@ -136,8 +136,10 @@ def export(
     push: str | None = None,
     private: bool = False,
     adapter: bool = False,
-) -> None:
+) -> int | None:
     """Write a model as a Hugging Face folder; `name`, `step` and `best` are those of `load_any_model`.
+
+    Returns the updates of the checkpoint; None if `name` is not the folder of a run.
 
     The weights are split over all devices. Several hosts call this together and write one folder.
 
@@ -166,6 +168,7 @@ def export(
         card = model_card(name, step, repository, adapter=adapter)
         (out / "README.md").write_text(card, encoding="utf-8")
         hub_push.push_folder(out, repository)
+    return step
 
 
 def _export_adapter(run: Path, step: int, out: Path, dtype: Any) -> None:

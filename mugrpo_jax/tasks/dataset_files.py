@@ -129,7 +129,10 @@ def dataset_task(
     problems = {source: load_problems(source, columns) for source in (train, test) if source is not None}
     sources = {source: _digest(found) for source, found in problems.items()}
     if train is not None and test is not None and sources[train] == sources[test]:
-        raise ValueError(f"{test}: has the same problems as {train}; held-out problems must be others")
+        raise ValueError(
+            f"{test}: has the same problems as {train}; held-out problems must be others (to evaluate "
+            "on training problems, leave the option train out: train=null)"
+        )
     lists = [[] if source is None else problems[source] for source in (train, test)]
     return Task(name=name, train=lists[0], test=lists[1], reward=reward, sources=sources)
 
@@ -138,7 +141,7 @@ def _digest(problems: Iterable[Problem]) -> str:
     """Return a hash of problems; raise an error for text that is not Unicode, such as half of an emoji."""
     digest = hashlib.sha256()
     for problem in problems:
-        content = [problem.id, problem.prompt, problem.answer, problem.solution]
+        content: list[Any] = [problem.id, problem.prompt, problem.answer, problem.solution]
         content += [problem.extra] if problem.extra else []
         try:
             digest.update(json.dumps(content, ensure_ascii=False).encode())
@@ -152,10 +155,10 @@ def _columns(settings: Mapping[str, Any]) -> Columns:
     for key in settings:
         if key not in known:
             raise ValueError(f"columns: no key {key!r}; {possible_names(key, known)}")
-    lists = {
-        key: tuple(settings[key]) for key in ("template", "extra") if isinstance(settings.get(key), list)
-    }
-    given: Any = {**settings, **lists}
+    given: Any = dict(settings)
+    for key in ("template", "extra"):
+        if isinstance(given.get(key), list):
+            given[key] = tuple(given[key])
     try:
         return Columns(**given)
     except ValueError as error:
@@ -290,7 +293,7 @@ def _plain(row: Mapping[str, Any], column: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Convert a value to text: a list or an object to JSON, a float that is a whole number without a point."""
+    """Convert a value to text: lists and objects to JSON, a float that is a whole number without a point."""
     if isinstance(value, list | dict):
         try:
             return json.dumps(value, ensure_ascii=False)

@@ -169,11 +169,14 @@ def test_a_reward_may_fail_if_the_config_allows_it(place):
     long = ["sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:raises"]
     assert "prompts     6 checked" in told(config(*long, "task.max_failed=1"), place / "run")
     text = told(config(*long[:2], "task.reward=my_rewards:fine"), place / "run")
-    assert text.endswith("\nreward      my_rewards:fine gives 1 for the answer of train.jsonl:1: problem 0")
+    line = (
+        "\nreward      my_rewards:fine gives 1 for the answer of train.jsonl:1: problem 0, and 0 for an empty"
+    )
+    assert line in text and text.endswith(" response")
     columns = "task.options.columns={template: '{question}', answer: answer, solution: solution}"
     (place / "test.jsonl").write_text('{"question": "4+4=", "answer": "8", "solution": "8"}\n')
     text = told(config(*long[:2], columns, "task.reward=my_rewards:fine"), place / "run")
-    assert text.endswith("my_rewards:fine gives 1 for the worked solution of train.jsonl:1: problem 0")
+    assert "my_rewards:fine gives 1 for the worked solution of train.jsonl:1: problem 0, and 0 for" in text
 
 
 def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
@@ -183,11 +186,31 @@ def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
     assert "6 checked" in told(config(*fits, "task.reward=exact"), place / "run")
 
 
-def test_a_reward_that_gives_a_right_answer_nothing_is_questioned(place):
-    (place / "my_rewards.py").write_text("def none(text, problem): return 0.0\n")
-    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:none")
-    text = told(mine, place / "run")
-    assert text.endswith("gives 0 for the answer of train.jsonl:1: problem 0; is it meant to be so low?")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0.0", "gives 0 for the answer of {}, and 0 for an empty response; is it meant to be so low?"),
+        ("0.5", "gives 0.5 for the answer of {}, and 0.5 for an empty response; is it meant to be as much?"),
+    ],
+)
+def test_a_reward_that_does_not_tell_right_from_wrong_is_questioned(place, value, said):
+    (place / "my_rewards.py").write_text(f"def same(text, problem): return {value}\n")
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:same")
+    assert told(mine, place / "run").endswith(said.format("train.jsonl:1: problem 0"))
+
+
+def test_a_reward_that_forgets_wrong_responses_is_refused(place):
+    (place / "my_rewards.py").write_text(
+        "def forgets(text, problem):\n    if text == problem.answer:\n        return 1.0\n"
+    )
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:forgets")
+    with pytest.raises(ConfigError) as error:
+        told(mine, place / "run")
+    assert "fails for train.jsonl:1: problem 0 with an empty response: invalid (returned None; " in str(
+        error.value
+    )
+    assert "give wrong responses a number too, such as 0.0, or allow" in str(error.value)
+    assert not (place / "run").exists()
 
 
 def test_a_dry_run_says_how_often_problems_repeat(place):
@@ -203,6 +226,21 @@ def test_held_out_problems_that_are_trained_on_are_counted(place):
     with (place / "test.jsonl").open("a") as file:
         file.write('{"question": "3+3=", "answer": "6"}\n{"question": "1+1=", "answer": "2"}\n')
     about = "held out    2 of 3 are also in the training data, the first: test.jsonl:2: problem 1; leave them"
+    assert about in told(fits, place / "run")
+
+
+def test_training_prompts_that_are_there_twice_are_counted(place):
+    fits = config("sampling.max_prompt_tokens=9")
+    assert "repeated" not in told(fits, place / "run")
+    with (place / "train.jsonl").open("a") as file:
+        file.write('{"question": "1+1=", "answer": "2"}\n')
+    about = (
+        "repeated    1 of 6 prompts is there before, the first: train.jsonl:6: problem 5, as train.jsonl:1: "
+    )
+    assert about in told(fits, place / "run")
+    with (place / "train.jsonl").open("a") as file:
+        file.write('{"question": "1+1=", "answer": "3"}\n')
+    about = "repeated    2 of 7 prompts are there before, 1 with another answer, the first: train.jsonl:7"
     assert about in told(fits, place / "run")
 
 

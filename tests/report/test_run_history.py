@@ -36,6 +36,8 @@ def test_a_run_in_numbers(tmp_path):
     row = ["2", "4", "0.600", "0.38", "%", "0.44", "%", "0.472", "12.0", "2.0", "0.800"]
     assert text.splitlines()[-1].split() == row
     assert run.finished and run.done == 12
+    long = report.read_run(write_run(tmp_path / "long", stages=1, mu=40)).stages()[0]
+    assert long.ess == pytest.approx(np.mean([math.exp(-i / 40) for i in range(36, 40)]))  # its last tenth
     begun = report.read_run(write_run(tmp_path / "begun", stages=3, mu=4, done=2))
     assert "held-out accuracy 0.200 ± 0.020 on 50 problems" in report.summary(begun)  # evaluated once
 
