@@ -7,7 +7,9 @@ the same parameters. Settings on which the rollouts depend must be the same in b
 `replay.run` may also be the folder of an imported stage, which has no run, see `imported_stage`.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,13 @@ def rollouts(config: RunConfig) -> RolloutFolder:
     return stage
 
 
-def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, Cursor] | None:
+def restore_start(
+    config: RunConfig, targets: TrainState, make_state: Callable[[Any], TrainState]
+) -> tuple[TrainState, Cursor] | None:
     """Restore the state and cursor with which the other run began to train on the stage.
 
-    The state is sharded like `targets`.
+    The state is sharded like `targets`. If the checkpoint before stage 0 is not kept, the state is made of
+    the weights after the warm start, which are.
 
     Return None if the model's weights are the start: for an imported stage, for stage 0 of a run without a
     warm start, if that run has no checkpoint, or if only one of the two runs uses LoRA.
@@ -89,12 +94,27 @@ def restore_start(config: RunConfig, targets: TrainState) -> tuple[TrainState, C
             return training.with_proximal(state, config.proximal_dtype), cursor
         if first == 0 and not other_config.warm_start.updates:
             return None
+        if first == 0 and (params := _warm_started(other, other_config, targets.params)) is not None:
+            return make_state(params), Cursor()
         raise ConfigError(
             f"{other}: the checkpoint before stage {config.replay.stage} ({first} updates) is not kept, only "
             f"{', '.join(map(str, store.steps()))}; run with checkpoints.keep_stage_starts=true to replay it"
         )
     finally:
         store.close()
+
+
+def _warm_started(other: Path, config: RunConfig, targets: Any) -> Any:
+    """Load the weights at the end of the other run's warm start; None if they are gone."""
+    folder, last = other / "warm_start", config.warm_start.updates
+    if not folder.is_dir():
+        return None
+    with contextlib.closing(CheckpointStore(folder)) as store:
+        if last not in store.steps():
+            return None
+        with store.still_kept(last):
+            check_whole(store.path(last))
+        return store.restore_params(targets, last)
 
 
 def _other(config: RunConfig) -> tuple[Path, RunConfig]:

@@ -1,6 +1,7 @@
 """Start or resume a run, and save checkpoints."""
 
 import dataclasses
+from typing import Any
 
 from mugrpo_jax import training
 from mugrpo_jax.loop import replay
@@ -26,17 +27,20 @@ def resume(run: RunContext) -> tuple[TrainState, Cursor]:
         else:
             progress.say(f"continuing at stage {cursor.stage}, update {cursor.update}")
         return state, cursor
-    replayed = replay.restore_start(config, targets) if config.replay.run is not None else None
+
+    def new_state(params: Any) -> TrainState:
+        run.params = None  # the state contains the weights from now on
+        return training.make_state(
+            params, run.optimizer, run.setup.mesh, run.setup.trainable, **run.state_fields
+        )
+
+    replayed = replay.restore_start(config, targets, new_state) if config.replay.run is not None else None
     if replayed is not None:
         run.params = None
         state, cursor = replayed
     else:
         params = warm_started_weights(run) if config.warm_start.updates else run.params
-        run.params = None  # the state contains the weights from now on
-        state = training.make_state(
-            params, run.optimizer, run.setup.mesh, run.setup.trainable, **run.state_fields
-        )
-        cursor = Cursor()
+        state, cursor = new_state(params), Cursor()
     run.journal.rewind(cursor.updates)  # a run killed before its first checkpoint has records
     save(run, state, cursor)
     return state, cursor

@@ -25,6 +25,8 @@ from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.work_done import has_responses, has_work
 
+_OF_UPDATES = ("optimizer.", "objective.", "advantage")  # keys on which the rollouts of a stage do not depend
+
 
 class RunFolder:
     """Creates or opens a run's folder; raises an error with the differing keys if its config differs."""
@@ -105,9 +107,15 @@ def check_place(folder: Path) -> None:
 def check_config(folder: Path, config: RunConfig) -> None:
     """Raise an error with the differing keys if the run in the folder depends on another config."""
     if differing := differences(folder, config):
-        only_stages = [text.split(" ")[0] for text in differing] == ["batch.stages"]
-        longer = only_stages and config.batch.stages > read_config(folder).batch.stages
-        more = "; to train longer, export its model and start a new run from it" if longer else ""
+        names = [text.split(" ")[0] for text in differing]
+        more = ""
+        if names == ["batch.stages"] and config.batch.stages > read_config(folder).batch.stages:
+            more = "; to train longer, export its model and start a new run from it"
+        elif all(name.startswith(_OF_UPDATES) for name in names):
+            more = (
+                f"; its rollouts do not depend on {'this' if len(names) == 1 else 'these'}: "
+                "`mugrpo replay` trains a stage again with other values, in another --out"
+            )
         raise ConfigError(
             f"{folder / 'config.yaml'}: this run was started with another config: {'; '.join(differing)}; "
             "use another --out or the config it was started with, or move the run aside with --overwrite"

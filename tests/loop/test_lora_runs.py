@@ -154,7 +154,7 @@ def test_settings_that_count_in_a_replay_are_refused(run, config):
 def test_full_tuning_and_lora_replay_each_other_only_from_the_model(run, config):
     other = configs.changed(config, [f"replay.run={run}", "lora.rank=2"])
     assert replay.rollouts(other).prompts == 4
-    assert replay.restore_start(other, None) is None
+    assert replay.restore_start(other, None, None) is None
     later = configs.changed(other, ["replay.stage=1"])
     with pytest.raises(ConfigError, match=r"with other settings than theirs: lora.rank \(4 there, 2 here"):
         replay.rollouts(later)

@@ -1,6 +1,7 @@
 """Claims about the run loop: it is GRPO at µ = 4, it compiles once, and it does not wait for the device."""
 
 import json
+import shutil
 import sys
 import time
 import types
@@ -447,3 +448,21 @@ def test_kl_entropy_and_proximal_policy_have_the_gradient_of_a_plain_loop(
     if kind == "kl":
         assert record["reference_kl/tokens"] == pytest.approx(float(kl), rel=1e-3) and kl > 1e-3
         assert len(list((place / kind / "reference" / "stage-000").glob("*.arrayrecord"))) == 2
+
+
+def test_a_replay_of_the_first_stage_needs_only_the_weights_after_the_warm_start(place):
+    small = ["evaluation.problems=0", "report.samples=0", "batch.stages=1", "batch.updates_per_stage=2"]
+    small += ["warm_start={updates: 2, rows_per_update: 4, learning_rate: 1.0e-2}", "checkpoints.keep_last=1"]
+    warm, again = place / "warm", place / "again"
+    stages.train(configs.load(place / "run.yaml", small), warm)
+    assert [path.name for path in (warm / "checkpoints").iterdir() if path.is_dir()] == ["000002"]
+    config = configs.load(place / "run.yaml", [*small, f"replay.run={warm}"])
+    stages.train(config, again)
+    ended = [trained_model(folder, 2).params for folder in (warm, again)]
+    assert largest(*ended) == 0
+    assert not records(again, "warm_start")
+    shutil.rmtree(warm / "warm_start")
+    with pytest.raises(
+        ConfigError, match=r"the checkpoint before stage 0 \(0 updates\) is not kept, only 2;"
+    ):
+        stages.train(config, place / "lost")

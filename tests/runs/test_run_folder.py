@@ -97,6 +97,18 @@ def test_the_reward_may_change_after_a_warm_start_until_there_are_responses(tmp_
     for stages, end in {99: "; to train longer, export its model and start a new run from it", 1: ""}.items():
         with pytest.raises(ConfigError, match=rf"move the run aside with --overwrite{end}$"):
             check_config(tmp_path, configs.load(None, [*other, f"batch.stages={stages}"]))
+    for keys, end in {
+        (
+            "optimizer.learning_rate=1.0",
+            "objective.name=grpo",
+        ): "; its rollouts do not depend on these: `mugrpo re",
+        (
+            "optimizer.learning_rate=1.0",
+        ): "; its rollouts do not depend on this: `mugrpo replay` trains a stage",
+        ("optimizer.learning_rate=1.0", "seed=1"): "$",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"move the run aside with --overwrite{end}"):
+            check_config(tmp_path, configs.load(None, [*other, *keys]))
     check_config(tmp_path, configs.load(None, [*other, "optimizer.max_skipped=3", "task.deadline=9"]))
 
 
