@@ -7,7 +7,6 @@ from typing import Any
 
 from mugrpo_jax.config import RunConfig
 from mugrpo_jax.files import absolute, to_path
-from mugrpo_jax.planning.units import count
 from mugrpo_jax.runs.journal import read_journal
 from mugrpo_jax.runs.start_times import recorded_start
 from mugrpo_jax.runs.time_left import duration
@@ -63,7 +62,8 @@ def _better(config: RunConfig, folder: Path, records: Sequence[Mapping[str, Any]
     best = max(kept, key=lambda record: record["accuracy"], default=None)
     if best is None or best["accuracy"] <= evaluations[-1]["accuracy"]:
         return ""
-    after = f"after {count(best['updates'], 'update')}, accuracy {best['accuracy']:.3f}"
+    updates = "1 update" if best["updates"] == 1 else f"{best['updates']:,} updates"
+    after = f"after {updates}, accuracy {best['accuracy']:.3f}"
     return f"{after}: {_export(config, folder)} --best"
 
 
