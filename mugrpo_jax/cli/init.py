@@ -16,6 +16,7 @@ _TINY_TASKS: dict[str, dict[str, Any]] = {
 # Usual names of the columns in a user's own data; the first that is there and is a text is taken.
 _QUESTIONS = ("question", "problem", "prompt", "query", "input")
 _ANSWERS = ("answer", "target", "label", "output")
+_HOLDOUT = 256  # problems of a user's own data that measure accuracy; at most a tenth of all
 _SIZES: dict[str, dict[str, Any]] = {
     "sampling": {"max_prompt_tokens": 512, "max_response_tokens": 1024},
     "batch": {
@@ -118,7 +119,10 @@ def _task(task: str) -> dict[str, Any]:
         columns = {"template": f"{{{question}}}", "answer": answer}
         if "solution" in there:
             columns["solution"] = "solution"
-        return {"name": "dataset", "options": {"train": task, "columns": columns, "reward": "math"}}
+        options: dict[str, Any] = {"train": task, "holdout": _HOLDOUT, "columns": columns, "reward": "math"}
+        if not task.startswith("hub:"):
+            options["holdout"] = min(_HOLDOUT, tasks.count_problems(task) // 10)
+        return {"name": "dataset", "options": options}
     known = [*tasks.GENERATORS, *(name for name, preset in tasks.PRESETS.items() if preset.train)]
     if task not in known:
         raise ConfigError(
@@ -145,6 +149,6 @@ def _head(arguments: argparse.Namespace) -> str:
         lines += [
             "# In task.options.columns, name the columns of your data. A template can also be a list of chat",
             "# messages: [{role: user, content: '{question}'}]. `extra: [NAME]` gives your reward a column.",
-            "# Name held-out problems as task.options.test.",
+            "# holdout takes problems out of the data to measure accuracy; or test names a file of them.",
         ]
     return "\n".join(lines) + "\n"

@@ -250,13 +250,14 @@ def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
             f"reward {name!r} fails for {problem} with an empty response: {wrong.status} ({wrong.detail}); "
             f"give wrong responses a number too, such as 0.0, {allow}"
         )
+    scale = "" if score.value in (0, 1) else "; accuracies are then mean rewards, not shares of right answers"
     empty = "" if wrong is None else f", and {wrong.value:g} for an empty response"
     doubt = ""
     if score.value <= 0:
         doubt = "; is it meant to be so low?"
     elif wrong is not None and wrong.value >= score.value:
         doubt = "; is it meant to be as much?"
-    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{empty}{doubt}"
+    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{empty}{doubt or scale}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

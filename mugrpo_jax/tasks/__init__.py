@@ -36,6 +36,7 @@ from mugrpo_jax.tasks.countdown import countdown_reward as countdown_reward
 from mugrpo_jax.tasks.countdown import evaluate_expression as evaluate_expression
 from mugrpo_jax.tasks.dataset_files import ANSWER_PARTS as ANSWER_PARTS
 from mugrpo_jax.tasks.dataset_files import Columns as Columns
+from mugrpo_jax.tasks.dataset_files import count_problems as count_problems
 from mugrpo_jax.tasks.dataset_files import dataset_task as dataset_task
 from mugrpo_jax.tasks.dataset_files import first_columns as first_columns
 from mugrpo_jax.tasks.dataset_files import load_problems as load_problems

@@ -9,7 +9,8 @@ import json
 import math
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from typing import Any
 
 from mugrpo_jax.tasks.math_answers import boxed_answer
 from mugrpo_jax.tasks.near_names import possible_names
+from mugrpo_jax.tasks.synthetic_task import check_integer
 from mugrpo_jax.tasks.task import Message, Problem, Prompt, Task
 
 Row = tuple[str, Mapping[str, Any]]  # the place of the row (file and line) for error texts, and its columns
@@ -115,16 +117,24 @@ def dataset_task(
     name: str = "dataset",
     train: str | None = None,
     test: str | None = None,
+    holdout: int = 0,
     columns: Columns | Mapping[str, Any] | None = None,
     reward: str = "math",
 ) -> Task:
     """Make a task from a source of training problems, a source of test problems, or both.
+
+    `holdout` takes at least so many problems out of the training source; they are the test problems. The
+    hashes of the prompts decide which, not the order of the rows, and equal prompts stay together.
 
     `columns` is a `Columns` object, or a mapping with some fields of `Columns`. `reward` is a name for
     `load_reward`. The forms of a source are listed at the top of this module.
     """
     if train is None and test is None:
         raise ValueError(f"{name}: neither train nor test is given; possible: a file or hub:owner/name:split")
+    check_integer(name, "holdout", holdout, 0, sys.maxsize)
+    if holdout and (train is None or test is not None):
+        reason = "there is no train" if train is None else f"test is {test}"
+        raise ValueError(f"{name}: holdout takes test problems out of train, but {reason}; leave out one")
     columns = columns if isinstance(columns, Columns) else _columns(columns or {})
     problems = {source: load_problems(source, columns) for source in (train, test) if source is not None}
     sources = {source: _digest(found) for source, found in problems.items()}
@@ -134,7 +144,21 @@ def dataset_task(
             "on training problems, leave the option train out: train=null)"
         )
     lists = [[] if source is None else problems[source] for source in (train, test)]
+    if holdout and train is not None:
+        lists = _split(train, lists[0], holdout)
     return Task(name=name, train=lists[0], test=lists[1], reward=reward, sources=sources)
+
+
+def _split(source: str, problems: Sequence[Problem], holdout: int) -> list[list[Problem]]:
+    """Return the training problems, and at least `holdout` test problems: those whose prompts hash lowest."""
+    places = {problem.id: hashlib.sha256(repr(problem.prompt).encode()).digest() for problem in problems}
+    if holdout >= len(problems):
+        raise ValueError(f"{source}: has {len(problems)} problems, holdout is {holdout}; none would be left")
+    last = sorted(places.values())[holdout - 1]
+    train = [problem for problem in problems if places[problem.id] > last]
+    if not train:
+        raise ValueError(f"{source}: too many equal prompts for holdout={holdout}; none would be left")
+    return [train, [problem for problem in problems if places[problem.id] <= last]]
 
 
 def _digest(problems: Iterable[Problem]) -> str:
@@ -169,6 +193,11 @@ def first_columns(source: str) -> list[str]:
     """Return the names of the columns that have a text or a number in the first row of a source."""
     _, row = next(_rows(source), ("", {}))
     return [name for name, value in row.items() if isinstance(value, str | int | float) and value != ""]
+
+
+def count_problems(source: str) -> int:
+    """Return the number of rows of a source."""
+    return sum(1 for _ in _rows(source))
 
 
 def _rows(source: str) -> Iterator[Row]:

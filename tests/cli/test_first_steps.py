@@ -88,6 +88,15 @@ def test_init_takes_a_model_and_a_task_or_a_file(call):
     assert call("init", "e.yaml", "--task", "named.jsonl")[0] == 0
     columns = configs.load("e.yaml").task.options["columns"]
     assert columns == {"template": "{prompt}", "answer": "target"}
+    Path("many.jsonl").write_text(
+        "".join(f'{{"question": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(30))
+    )
+    assert call("init", "f.yaml", "--task", "many.jsonl")[0] == 0
+    lines: list[str] = []
+    preflight.dry_run(configs.load("f.yaml"), Path("runs/new"), say=lines.append)
+    assert (
+        lines[0].startswith("data        27 problems to train on") and ", 3 held out; the first: " in lines[0]
+    )
     for number, row in enumerate(
         (
             {"prompt": [{"role": "user"}], "query": "1+1=", "answer": 2},  # a list is not a text

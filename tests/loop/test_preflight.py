@@ -190,6 +190,11 @@ def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
     ("value", "said"),
     [
         ("0.0", "gives 0 for the answer of {}, and 0 for an empty response; is it meant to be so low?"),
+        (
+            "5.0 * (text != '')",
+            "gives 5 for the answer of {}, and 0 for an empty response; accuracies are then mean rewards, not "
+            "shares of right answers",
+        ),
         ("0.5", "gives 0.5 for the answer of {}, and 0.5 for an empty response; is it meant to be as much?"),
     ],
 )

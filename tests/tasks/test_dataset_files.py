@@ -257,6 +257,36 @@ def test_bad_options_of_a_dataset_are_one_clear_line(options, message, tmp_path,
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
+def test_problems_are_held_out_by_their_prompts(tmp_path):
+    def split(*numbers, holdout=5):
+        rows = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in numbers]
+        path = write(tmp_path / "rows.jsonl", *rows)
+        task = load_task("dataset", train=path, holdout=holdout)
+        parts = [[problem.prompt for problem in part] for part in (task.train, task.test)]
+        assert len(parts[0]) + len(parts[1]) == len(rows) and not set(parts[0]) & set(parts[1])
+        return parts
+
+    train, test = split(*range(40))
+    assert len(test) == 5
+    again = split(*reversed(range(40)))
+    assert [sorted(part) for part in again] == [sorted(train), sorted(test)]
+    held = int(test[0].partition("+")[0])
+    assert split(*range(40), held)[1].count(test[0]) == 2  # equal prompts stay together
+    for holdout, reason in (
+        (4, "has 4 problems, holdout is 4; none"),
+        (3, "too many equal prompts for holdout=3"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            split(1, 1, 1, 1, holdout=holdout)
+    path = str(tmp_path / "rows.jsonl")
+    with pytest.raises(
+        ValueError, match=f"holdout takes test problems out of train, but test is {path}; leave"
+    ):
+        load_task("dataset", train=path, test=path, holdout=1)
+    with pytest.raises(ValueError, match="but there is no train; leave out one"):
+        load_task("dataset", test=path, holdout=1)
+
+
 def test_a_problem_knows_its_line_and_a_task_the_hash_of_its_files(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "1"}\n\n{"question": "b", "answer": "2"}\n')

@@ -223,12 +223,12 @@ class GGUFFile:
 
 
 def _open(path: Path) -> "gguf.GGUFReader":
+    if not path.is_file():
+        raise ValueError(f"{path}: not found")
     try:
         import gguf
     except ImportError:
         raise ValueError(f"{path}: GGUF files need the package gguf; install mugrpo-jax[gguf]") from None
-    if not path.is_file():
-        raise ValueError(f"{path}: not found")
 
     class Reader(gguf.GGUFReader):
         """Raise ValueError at the end of a truncated file. The base class would loop over empty arrays."""
