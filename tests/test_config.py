@@ -237,6 +237,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             b"seed: 1\nbatch:\n\tstages: 2\n",
             r"x.yaml:3: not valid YAML: .*; indent with spaces, not",
         ),
+        (
+            b"task:\n  reward: mine: f\n",
+            r"x.yaml:2: .*; put a text that contains a colon and a space into quotes$",
+        ),
         (b"seed: 1\nbatch: \x01\n", r"x.yaml:2: not valid YAML: the character '\\x01' is not allowed$"),
         (
             b"batch: {lag: 0}\nseed: 1\nbatch:\n  stages: 2\n",

@@ -42,6 +42,7 @@ from mugrpo_jax.tasks.own_functions import code_digests
 
 _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
+_TRIED = 8  # problems, until a reward gives one more than 0
 
 
 def dry_run(
@@ -218,7 +219,8 @@ def check_reward(config: RunConfig, task: Task) -> str:
             for problem in [*task.train, *task.test]:
                 _check_answer(check, problem)
         if not (name in REWARDS or config.task.max_failed == 1 or not problems):
-            lines.append(_call_reward(config, name, problems[0]))
+            tried = [problems[i] for i in range(min(_TRIED, len(problems)))]
+            lines.append(_call_reward(config, name, tried))
     return "\n".join(filter(None, lines))
 
 
@@ -229,35 +231,41 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _call_reward(config: RunConfig, name: str, problem: Problem) -> str:
-    with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
-        said = problem.turns or (problem.solution or problem.answer,)
-        what = "worked solution" if problem.turns or problem.solution else "answer"
-        if config.environment.name is not None:
-            whole = conversation_of(problem.prompt, said, config.environment.role)
-            problem = dataclasses.replace(problem, conversation=whole)
-        score = scorer.submit(said[-1], problem).result()
-        # In an environment, what was said before the last turn may decide.
-        wrong = None if config.environment.name is not None else scorer.submit("", problem).result()
+def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem]) -> str:
     allow = "or allow such failures with task.max_failed=1"
-    if score.status != "ok":
+    low = f"; not more for the first {len(problems)}: is it meant to be so low?"
+    with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
+        for problem in problems:  # worked solutions may have mistakes
+            said = problem.turns or (problem.solution or problem.answer,)
+            what = "worked solution" if problem.turns or problem.solution else "answer"
+            if config.environment.name is not None:
+                whole = conversation_of(problem.prompt, said, config.environment.role)
+                problem = dataclasses.replace(problem, conversation=whole)
+            right = scorer.submit(said[-1], problem).result()
+            if right.status in FAILURES:
+                raise ConfigError(
+                    f"reward {name!r} fails for {problem} with the {what} as the response: {right.status} "
+                    f"({right.detail}); mend it, {allow}"
+                )
+            if right.value > 0:
+                break
+        about = f"reward      {name} gives {right.value:g} for the {what} of {problem}"
+        if config.environment.name is not None:  # what was said before the last turn may decide
+            return about + (low if right.value <= 0 else "")
+        empty = scorer.submit("", problem).result()
+    if empty.status in FAILURES:
         raise ConfigError(
-            f"reward {name!r} fails for {problem} with the {what} as the response: {score.status} "
-            f"({score.detail}); mend it, {allow}"
-        )
-    if wrong is not None and wrong.status in FAILURES:
-        raise ConfigError(
-            f"reward {name!r} fails for {problem} with an empty response: {wrong.status} ({wrong.detail}); "
+            f"reward {name!r} fails for {problem} with an empty response: {empty.status} ({empty.detail}); "
             f"give wrong responses a number too, such as 0.0, {allow}"
         )
-    scale = "" if score.value in (0, 1) else "; accuracies are then mean rewards, not shares of right answers"
-    empty = "" if wrong is None else f", and {wrong.value:g} for an empty response"
-    doubt = ""
-    if score.value <= 0:
-        doubt = "; is it meant to be so low?"
-    elif wrong is not None and wrong.value >= score.value:
-        doubt = "; is it meant to be as much?"
-    return f"reward      {name} gives {score.value:g} for the {what} of {problem}{empty}{doubt or scale}"
+    remark = ""
+    if right.value <= 0:
+        remark = low
+    elif empty.value >= right.value:
+        remark = "; is it meant to be as much?"
+    elif right.value != 1:
+        remark = "; accuracies are then mean rewards, not shares of right answers"
+    return f"{about}, and {empty.value:g} for an empty response{remark}"
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:

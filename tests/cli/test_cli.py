@@ -240,7 +240,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(place, command):
     start = f"train {place / 'tiny.yaml'} batch.epochs_per_stage=2 --out {place / 'dry'}"
     assert about_data.endswith(f"nothing was written\nstart       mugrpo {start}\n")
     assert (
-        "reward      cli_rewards:even gives 0 for the worked solution of problem arithmetic-train-"
+        "reward      cli_rewards:even gives 1 for the worked solution of problem arithmetic-train-"
         in about_data
     )
 

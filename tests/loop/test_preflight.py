@@ -189,11 +189,15 @@ def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("0.0", "gives 0 for the answer of {}, and 0 for an empty response; is it meant to be so low?"),
+        (
+            "0.0",
+            "gives 0 for the answer of train.jsonl:5: problem 4, and 0 for an empty response; not more for "
+            "the first 5: is it meant to be so low?",
+        ),
         (
             "5.0 * (text != '')",
-            "gives 5 for the answer of {}, and 0 for an empty response; accuracies are then mean rewards, not "
-            "shares of right answers",
+            "gives 5 for the answer of {}, and 0 for an empty response; accuracies are then mean rewards, "
+            "not shares of right answers",
         ),
         ("0.5", "gives 0.5 for the answer of {}, and 0.5 for an empty response; is it meant to be as much?"),
     ],
@@ -202,6 +206,14 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_questioned(place, value
     (place / "my_rewards.py").write_text(f"def same(text, problem): return {value}\n")
     mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:same")
     assert told(mine, place / "run").endswith(said.format("train.jsonl:1: problem 0"))
+
+
+def test_a_reward_is_tried_until_a_solution_is_right(place):
+    text = "def second(text, problem): return float(problem.id != '0' and text == problem.answer)\n"
+    (place / "my_rewards.py").write_text(text)
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:second")
+    line = "gives 1 for the answer of train.jsonl:2: problem 1, and 0 for an empty response"
+    assert told(mine, place / "run").endswith(line)
 
 
 def test_a_reward_that_forgets_wrong_responses_is_refused(place):
