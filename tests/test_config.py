@@ -241,6 +241,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
             b"task:\n  reward: mine: f\n",
             r"x.yaml:2: .*; put a text that contains a colon and a space into quotes$",
         ),
+        (b"batch: 3\n  stages: 2\n", r"x.yaml:2: .*; check the indentation and the colons, also above it$"),
         (b"seed: 1\nbatch: \x01\n", r"x.yaml:2: not valid YAML: the character '\\x01' is not allowed$"),
         (
             b"batch: {lag: 0}\nseed: 1\nbatch:\n  stages: 2\n",

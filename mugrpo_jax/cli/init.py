@@ -119,9 +119,9 @@ def _task(task: str) -> dict[str, Any]:
         columns = {"template": f"{{{question}}}", "answer": answer}
         if "solution" in there:
             columns["solution"] = "solution"
-        options: dict[str, Any] = {"train": task, "holdout": _HOLDOUT, "columns": columns, "reward": "math"}
-        if not task.startswith("hub:"):
-            options["holdout"] = min(_HOLDOUT, tasks.count_problems(task) // 10)
+        most = 10 * _HOLDOUT if task.startswith("hub:") else tasks.count_problems(task)
+        holdout = {"holdout": min(_HOLDOUT, most // 10)} if most >= 10 else {}
+        options = {"train": task, **holdout, "columns": columns, "reward": "math"}
         return {"name": "dataset", "options": options}
     known = [*tasks.GENERATORS, *(name for name, preset in tasks.PRESETS.items() if preset.train)]
     if task not in known:
@@ -149,6 +149,6 @@ def _head(arguments: argparse.Namespace) -> str:
         lines += [
             "# In task.options.columns, name the columns of your data. A template can also be a list of chat",
             "# messages: [{role: user, content: '{question}'}]. `extra: [NAME]` gives your reward a column.",
-            "# holdout takes problems out of the data to measure accuracy; or test names a file of them.",
+            "# holdout takes problems out of the data to measure accuracy; test names a file instead.",
         ]
     return "\n".join(lines) + "\n"

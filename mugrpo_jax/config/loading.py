@@ -68,7 +68,9 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         reason = ", ".join(filter(None, [error.context, error.problem]))
         hint = "; indent with spaces, not with tabs" if "\\t" in reason else ""
         if "mapping values are not allowed" in reason:
-            hint = "; put a text that contains a colon and a space into quotes"
+            (line,) = text.splitlines()[error.problem_mark.line :][:1] or [""]
+            quotes = "; put a text that contains a colon and a space into quotes"
+            hint = quotes if line.count(": ") > 1 else "; check the indentation and the colons, also above it"
         return error.problem_mark.line + 1, " ".join(reason.split()) + hint
     position = getattr(error, "position", 0)  # of a character that YAML does not allow
     return text.count("\n", 0, position) + 1, f"the character {text[position]!r} is not allowed"

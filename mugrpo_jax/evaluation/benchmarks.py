@@ -46,6 +46,7 @@ from mugrpo_jax.tasks import (
     make_scorer,
 )
 
+_TRIED = 8  # problems with which a reward is tried
 _MEMORY_MB = 2048  # of a worker process of an environment
 
 
@@ -61,6 +62,7 @@ def default_settings(run: RunConfig | None) -> dict[str, Any]:
     held_out = evaluation_settings(run)
     names = ("samples", "max_tokens", "temperature", "top_p")
     sandbox = {"unsafe_sandbox": run.task.unsafe_sandbox, "environment": run.environment}
+    sandbox["max_failed"] = run.task.max_failed
     return {name: getattr(held_out, name) for name in names} | sandbox
 
 
@@ -81,7 +83,11 @@ def named_tasks(
         raise ValueError(f"--task {','.join(names)}: each task may be named once")
     options = _options(names, pairs)
     if run is not None and run.task.name in names:
-        options[run.task.name] = run.task.options | options[run.task.name]
+        given = options[run.task.name]
+        own = {
+            key: value for key, value in run.task.options.items() if key != "holdout" or "test" not in given
+        }
+        options[run.task.name] = own | given
     files = [out] if len(names) == 1 else [out.with_suffix(f".{name}{out.suffix}") for name in names]
     tasks = {file: load_task(name, **options[name]) for file, name in zip(files, names)}
     if run is None or run.task.reward is None:
@@ -128,6 +134,7 @@ def benchmark(
     slots: int | None = None,
     unsafe_sandbox: bool = False,
     environment: EnvironmentSection | None = None,
+    max_failed: float = 0.9,
     **settings: Any,
 ) -> Iterator[evaluation.EvalResult]:
     """Evaluate a model on the held-out problems of tasks; yield one result per task.
@@ -145,6 +152,7 @@ def benchmark(
       slots: sequences decoded at once; None takes as many as fit.
       unsafe_sandbox: whether rewards in `CODE_REWARDS` may run programs without isolation.
       environment: answers the model after each turn, in all tasks; None: every response has one turn.
+      max_failed: 1 allows a reward that always fails.
       **settings: fields of `sampling.SamplingSettings`.
     """
     environment = environment or EnvironmentSection()
@@ -163,8 +171,8 @@ def benchmark(
             raise ValueError(
                 f"task {task.name}: no held-out problems to evaluate; name a file: --option test=FILE"
             )
-        if environment.name is None:
-            _check_reward(reward or task.reward, task.test[0])
+        if environment.name is None and max_failed < 1:
+            _check_reward(reward or task.reward, task.test[: min(problems or _TRIED, _TRIED)])
     model = load_any_model(name, step=step, dtype=sampler_dtypes(chosen.dtype)["dtype"])
     origin = {"model": str(name), "step": step, **dataclasses.asdict(chosen)}
     weights = {"weights_sha256": weights_fingerprint(model.params)}
@@ -193,16 +201,17 @@ def benchmark(
                 )
 
 
-def _check_reward(name: str, problem: Problem) -> None:
-    """Raise an error if a reward of the user's own fails for a right response and for an empty one."""
+def _check_reward(name: str, problems: Sequence[Problem]) -> None:
+    """Raise an error if a reward of the user's own fails for right responses and for empty ones."""
     if name in REWARDS:
         return
+    responses = [(text, problem) for problem in problems for text in (problem.solution or problem.answer, "")]
     with make_scorer(name, workers=1) as scorer:
-        right, empty = scorer.score_all([(problem.solution or problem.answer, problem), ("", problem)])
-    if right.status in FAILURES and empty.status in FAILURES:
+        scores = scorer.score_all(responses)
+    if all(score.status in FAILURES for score in scores):
         raise ValueError(
-            f"reward {name!r} fails for {problem}, with the right answer and with an empty response: "
-            f"{right.status} ({right.detail}); mend it"
+            f"reward {name!r} fails for {problems[0]}, with the right answer and with an empty response: "
+            f"{scores[0].status} ({scores[0].detail}); mend it"
         )
 
 

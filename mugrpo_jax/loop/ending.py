@@ -59,12 +59,12 @@ def _better(config: RunConfig, folder: Path, records: Sequence[Mapping[str, Any]
     kept = [
         record for record in evaluations if (folder / "checkpoints" / f"{record['updates']:06d}").is_dir()
     ]
-    best = max(kept, key=lambda record: record["accuracy"], default=None)
+    best = max(kept, key=lambda record: (record["accuracy"], record["updates"]), default=None)
     if best is None or best["accuracy"] <= evaluations[-1]["accuracy"]:
         return ""
     updates = "1 update" if best["updates"] == 1 else f"{best['updates']:,} updates"
     after = f"after {updates}, accuracy {best['accuracy']:.3f}"
-    return f"{after}: {_export(config, folder)} --best"
+    return f"{after}: {_export(config, folder)} --step {best['updates']}"
 
 
 def _next(config: RunConfig, folder: Path) -> str:

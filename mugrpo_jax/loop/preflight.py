@@ -145,7 +145,8 @@ def unusual_data(task: Task) -> str:
         contrary = [pair for pair in again if pair[0].answer != pair[1].answer]
         other = f", {len(contrary):,} with another answer" if contrary else ""
         problem, first = (contrary or again)[0]
-        about = f"{len(again):,} of {len(task.train):,} prompts {_are(again)} there before{other}"
+        repeat = "repeats an earlier one" if len(again) == 1 else "repeat earlier ones"
+        about = f"{len(again):,} of {len(task.train):,} prompts {repeat}{other}"
         lines.append(f"repeated    {about}, the first: {problem}, as {first}")
     if shared:
         about = f"{len(shared):,} of {len(task.test):,} {_are(shared)} also in the training data"
@@ -206,7 +207,7 @@ def check_reward(config: RunConfig, task: Task) -> str:
     a line of text about each reward that was called, or that runs programs without isolation.
     """
     problems, lines = task.train or task.test, []
-    for name in reward_weights(config, task):
+    for position, name in enumerate(reward_weights(config, task)):
         try:
             load_reward(name)
             if name in CODE_REWARDS:
@@ -220,7 +221,7 @@ def check_reward(config: RunConfig, task: Task) -> str:
                 _check_answer(check, problem)
         if not (name in REWARDS or config.task.max_failed == 1 or not problems):
             tried = [problems[i] for i in range(min(_TRIED, len(problems)))]
-            lines.append(_call_reward(config, name, tried))
+            lines.append(_call_reward(config, name, tried, main=not position))
     return "\n".join(filter(None, lines))
 
 
@@ -231,9 +232,11 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem]) -> str:
+def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem], *, main: bool) -> str:
+    """Try a reward. `main`: it decides the accuracy, and right responses should get most."""
     allow = "or allow such failures with task.max_failed=1"
-    low = f"; not more for the first {len(problems)}: is it meant to be so low?"
+    several = f"none of the first {len(problems)} got more than 0" if len(problems) > 1 else "not more than 0"
+    low = f"; {several}: is that meant?"
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
         for problem in problems:  # worked solutions may have mistakes
             said = problem.turns or (problem.solution or problem.answer,)
@@ -251,7 +254,7 @@ def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem]) -> s
                 break
         about = f"reward      {name} gives {right.value:g} for the {what} of {problem}"
         if config.environment.name is not None:  # what was said before the last turn may decide
-            return about + (low if right.value <= 0 else "")
+            return about + (low if main and right.value <= 0 else "")
         empty = scorer.submit("", problem).result()
     if empty.status in FAILURES:
         raise ConfigError(
@@ -259,10 +262,12 @@ def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem]) -> s
             f"give wrong responses a number too, such as 0.0, {allow}"
         )
     remark = ""
-    if right.value <= 0:
+    if not main:
+        pass
+    elif right.value <= 0:
         remark = low
     elif empty.value >= right.value:
-        remark = "; is it meant to be as much?"
+        remark = "; is an empty response meant to get as much as a right one?"
     elif right.value != 1:
         remark = "; accuracies are then mean rewards, not shares of right answers"
     return f"{about}, and {empty.value:g} for an empty response{remark}"

@@ -48,7 +48,7 @@ class StageFigures:
       reward: mean reward of the stage's rollouts.
       clipped: share of tokens beyond the objective's bounds, mean over the stage's updates.
       vetoed: share of vetoed tokens, mean over the stage's updates; NaN without a veto.
-      ess: effective sample size as a share of tokens, at the stage's last update.
+      ess: effective sample size as a share of tokens, mean over the last tenth of the stage's updates.
       generate_seconds: seconds of generation and scoring; 0 if the stage was replayed.
       wait_seconds: seconds that the trainer waited for samplers of their own; 0 without them.
       accuracy: held-out accuracy after the stage.

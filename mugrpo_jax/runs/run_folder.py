@@ -25,8 +25,6 @@ from mugrpo_jax.runs.environment import environment
 from mugrpo_jax.runs.journal import Journal
 from mugrpo_jax.runs.work_done import has_responses, has_work
 
-_OF_UPDATES = ("optimizer.", "objective.", "advantage")  # keys on which the rollouts of a stage do not depend
-
 
 class RunFolder:
     """Creates or opens a run's folder; raises an error with the differing keys if its config differs."""
@@ -111,16 +109,21 @@ def check_config(folder: Path, config: RunConfig) -> None:
         more = ""
         if names == ["batch.stages"] and config.batch.stages > read_config(folder).batch.stages:
             more = "; to train longer, export its model and start a new run from it"
-        elif all(name.startswith(_OF_UPDATES) for name in names):
+        elif _of_updates(names) and config.replay.run is None and has_responses(folder):
             more = (
                 f"; its rollouts do not depend on {'this' if len(names) == 1 else 'these'}: "
-                "`mugrpo replay` trains a stage again with other values, in another --out"
+                f"`mugrpo replay {folder}` trains a stage again with other values, in another --out"
             )
         raise ConfigError(
             f"{folder / 'config.yaml'}: this run was started with another config: {'; '.join(differing)}; "
             "use another --out or the config it was started with, or move the run aside with --overwrite"
             f"{more}"
         )
+
+
+def _of_updates(names: Collection[str]) -> bool:
+    """Return whether a replay may change all these keys: no rollout of a stage depends on them."""
+    return all(name.startswith(("optimizer.", "objective.", "advantage")) for name in names)
 
 
 def check_same_config(folder: Path, config: RunConfig) -> None:

@@ -134,7 +134,7 @@ def dataset_task(
     check_integer(name, "holdout", holdout, 0, sys.maxsize)
     if holdout and (train is None or test is not None):
         reason = "there is no train" if train is None else f"test is {test}"
-        raise ValueError(f"{name}: holdout takes test problems out of train, but {reason}; leave out one")
+        raise ValueError(f"{name}: holdout takes test problems out of train, but {reason}; set holdout=0")
     columns = columns if isinstance(columns, Columns) else _columns(columns or {})
     problems = {source: load_problems(source, columns) for source in (train, test) if source is not None}
     sources = {source: _digest(found) for source, found in problems.items()}
@@ -158,7 +158,8 @@ def _split(source: str, problems: Sequence[Problem], holdout: int) -> list[list[
     train = [problem for problem in problems if places[problem.id] > last]
     if not train:
         raise ValueError(f"{source}: too many equal prompts for holdout={holdout}; none would be left")
-    return [train, [problem for problem in problems if places[problem.id] <= last]]
+    test = [problem for problem in problems if places[problem.id] <= last]
+    return [train, sorted(test, key=lambda problem: places[problem.id])]
 
 
 def _digest(problems: Iterable[Problem]) -> str:
@@ -196,8 +197,13 @@ def first_columns(source: str) -> list[str]:
 
 
 def count_problems(source: str) -> int:
-    """Return the number of rows of a source."""
-    return sum(1 for _ in _rows(source))
+    """Return the number of rows of a .jsonl or .parquet file, without reading their content."""
+    if source.endswith(".parquet"):
+        import pyarrow.parquet
+
+        return int(pyarrow.parquet.ParquetFile(source).metadata.num_rows)
+    with Path(source).open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def _rows(source: str) -> Iterator[Row]:
@@ -313,12 +319,12 @@ def _plain(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
         raise ValueError(f"column {column!r}, named by extra, is not there; possible: {', '.join(row)}")
     try:
-        json.dumps(row[column])
-    except (TypeError, ValueError):
-        kind = type(row[column]).__name__
-        possible = "text, numbers, lists and objects"
-        raise ValueError(f"column {column!r}, named by extra, has a {kind}; possible: {possible}") from None
-    return row[column]
+        return json.loads(json.dumps(row[column]))  # a copy with the same types in every worker
+    except (TypeError, ValueError) as error:
+        possible = "text, numbers, lists and objects of them"
+        raise ValueError(
+            f"column {column!r}, named by extra: {error}; possible: {possible}; convert it in the data"
+        ) from None
 
 
 def _text(value: Any) -> str:

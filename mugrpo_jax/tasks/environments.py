@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -125,7 +125,7 @@ class EnvironmentPool(Environment):
 
     def ask(self, conversation: Sequence[Message], problem: Problem) -> "Future[Answer]":
         """Queue the question for a worker."""
-        item = {"conversation": list(conversation), "problem": asdict(problem)}
+        item = {"conversation": list(conversation), "problem": problem.as_dict()}
         return self._pool.submit(item, lambda reply: Answer(**reply))
 
     def close(self) -> None:

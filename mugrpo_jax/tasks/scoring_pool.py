@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from mugrpo_jax.tasks.processors import usable_processors
@@ -91,7 +90,7 @@ class ScoringPool(Scorer):
         """Score the response at once if a function in `FAST_REWARDS` can, otherwise queue the response."""
         value = None if self._fast_reward is None else self._fast_reward(text, problem)
         if value is None:
-            return self._pool.submit({"text": text, "problem": asdict(problem)}, self._read)
+            return self._pool.submit({"text": text, "problem": problem.as_dict()}, self._read)
         return finished_future(self._count(Score(value)))
 
     def close(self) -> None:

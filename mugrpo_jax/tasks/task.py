@@ -1,7 +1,7 @@
 """Define `Problem` and `Task`: problems to train on, problems to test on, and the name of a reward."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 Message = dict[str, str]
@@ -33,6 +33,10 @@ class Problem:
     conversation: tuple[Message, ...] = field(default=(), compare=False)
     place: str = field(default="", compare=False)
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name. They are not copied, because `extra` may be large."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
         """Return the problem's name for messages: its place, if it has one, and its id."""

@@ -395,8 +395,10 @@ def test_a_run_ends_with_a_summary_and_says_before_how_long_it_will_take(run, pl
     )
     before, after = (f"{record['reward']:.3f}" for record in journal(run, "stage"))
     accuracies = {record["updates"]: record["accuracy"] for record in journal(run, "evaluation")}
-    best = max(accuracies, key=accuracies.__getitem__)
-    about = f"after {best} updates, accuracy {accuracies[best]:.3f}: mugrpo export {run} models/run --best"
+    best = max(accuracies, key=lambda updates: (accuracies[updates], updates))
+    about = (
+        f"after {best} updates, accuracy {accuracies[best]:.3f}: mugrpo export {run} models/run --step {best}"
+    )
     better = [] if accuracies[best] == accuracies[4] else [f"best        {about}"]
     lines = ending(shown).splitlines()
     assert lines[0].startswith(f"finished    {run}: 2 stages, 4 updates, in ")

@@ -27,7 +27,9 @@ from mugrpo_jax.evaluation import (
     unpack_rows,
     wilson,
 )
-from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, load_task, make_scorer
+from mugrpo_jax.evaluation.fingerprints import problem_fingerprints
+from mugrpo_jax.models import CharTokenizer
+from mugrpo_jax.tasks import ANSWER_READERS, InlineScorer, Problem, load_task, make_scorer
 
 PROBLEMS = load_task("arithmetic", train=0, test=12, seed=5).test
 
@@ -316,3 +318,11 @@ def test_the_table_shows_benchmarks_and_their_average():
     assert f" {one.truncated:.1%} " in lines[0] and f" {one.malformed:.1%} " in lines[0]
     assert len(as_table([one]).splitlines()) == 2 and average_results([]) == {}
     assert isinstance(average_results([one])["avg@4"], Estimate)
+
+
+def test_an_extra_column_belongs_to_the_answers_of_a_results_file():
+    def answers(**extra):
+        problem = Problem("1", "1+2=", "3", extra=extra)
+        return problem_fingerprints([problem], CharTokenizer("123+="))["answers_sha256"]
+
+    assert len({answers(), answers(tests=[1]), answers(tests=[2])}) == 3

@@ -31,17 +31,17 @@ def test_skipped_updates_are_told(run):
 
 def test_a_better_checkpoint_than_the_last_is_told(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    evaluations = [(0, 0.2), (100, 0.5364), (200, 0.6), (300, 0.461)]
+    evaluations = [(0, 0.2), (100, 0.5364), (200, 0.5364), (250, 0.6), (300, 0.461)]
     records = [
         {"kind": "evaluation", "updates": i, "accuracy": accuracy, "standard_error": 0.02}
         for i, accuracy in evaluations
     ]
     assert "best" not in run(0, more=records)  # no checkpoint is kept
-    for name in ("000100", "000300"):
+    for name in ("000100", "000200", "000300"):
         (tmp_path / "runs" / "mine" / "checkpoints" / name).mkdir(parents=True)
     folder = tmp_path / "runs" / "mine"
-    export = f"mugrpo export {folder} models/mine --best"
-    assert run(0, more=records)["best"] == f"after 100 updates, accuracy 0.536: {export}"
+    export = f"mugrpo export {folder} models/mine --step 200"
+    assert run(0, more=records)["best"] == f"after 200 updates, accuracy 0.536: {export}"
     assert "best" not in run(0, more=records[:2])
 
 

@@ -191,19 +191,28 @@ def test_a_reward_of_the_task_that_the_config_replaces_is_not_loaded(place):
     [
         (
             "0.0",
-            "gives 0 for the answer of train.jsonl:5: problem 4, and 0 for an empty response; not more for "
-            "the first 5: is it meant to be so low?",
+            "gives 0 for the answer of train.jsonl:5: problem 4, and 0 for an empty response; none of the "
+            "first 5 got more than 0: is that meant?",
         ),
         (
             "5.0 * (text != '')",
             "gives 5 for the answer of {}, and 0 for an empty response; accuracies are then mean rewards, "
             "not shares of right answers",
         ),
-        ("0.5", "gives 0.5 for the answer of {}, and 0.5 for an empty response; is it meant to be as much?"),
+        (
+            "Verdict(float(text != ''), 'odd')",
+            "gives 1 for the answer of {}, and 0 for an empty response",
+        ),
+        (
+            "0.5",
+            "gives 0.5 for the answer of {}, and 0.5 for an empty response; is an empty response meant to "
+            "get as much as a right one?",
+        ),
     ],
 )
 def test_a_reward_that_does_not_tell_right_from_wrong_is_questioned(place, value, said):
-    (place / "my_rewards.py").write_text(f"def same(text, problem): return {value}\n")
+    code = f"from mugrpo_jax.tasks import Verdict\ndef same(text, problem): return {value}\n"
+    (place / "my_rewards.py").write_text(code)
     mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:same")
     assert told(mine, place / "run").endswith(said.format("train.jsonl:1: problem 0"))
 
@@ -214,6 +223,13 @@ def test_a_reward_is_tried_until_a_solution_is_right(place):
     mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", "task.reward=my_rewards:second")
     line = "gives 1 for the answer of train.jsonl:2: problem 1, and 0 for an empty response"
     assert told(mine, place / "run").endswith(line)
+
+
+def test_only_the_first_reward_is_asked_whether_it_tells_right_from_wrong(place):
+    (place / "my_rewards.py").write_text("def half(text, problem): return 0.5\n")
+    several = "task.reward=[{name: exact, weight: 0}, {name: 'my_rewards:half', weight: 1}]"
+    mine = config("sampling.max_prompt_tokens=9", "task.scorers=0", several)
+    assert told(mine, place / "run").endswith("problem 0, and 0.5 for an empty response")
 
 
 def test_a_reward_that_forgets_wrong_responses_is_refused(place):
@@ -252,12 +268,12 @@ def test_training_prompts_that_are_there_twice_are_counted(place):
     with (place / "train.jsonl").open("a") as file:
         file.write('{"question": "1+1=", "answer": "2"}\n')
     about = (
-        "repeated    1 of 6 prompts is there before, the first: train.jsonl:6: problem 5, as train.jsonl:1: "
+        "repeated    1 of 6 prompts repeats an earlier one, the first: train.jsonl:6: problem 5, as train.jso"
     )
     assert about in told(fits, place / "run")
     with (place / "train.jsonl").open("a") as file:
         file.write('{"question": "1+1=", "answer": "3"}\n')
-    about = "repeated    2 of 7 prompts are there before, 1 with another answer, the first: train.jsonl:7"
+    about = "repeated    2 of 7 prompts repeat earlier ones, 1 with another answer, the first: train.jsonl:7"
     assert about in told(fits, place / "run")
 
 

@@ -102,9 +102,7 @@ def test_the_reward_may_change_after_a_warm_start_until_there_are_responses(tmp_
             "optimizer.learning_rate=1.0",
             "objective.name=grpo",
         ): "; its rollouts do not depend on these: `mugrpo re",
-        (
-            "optimizer.learning_rate=1.0",
-        ): "; its rollouts do not depend on this: `mugrpo replay` trains a stage",
+        ("optimizer.learning_rate=1.0",): "; its rollouts do not depend on this: `mugrpo replay ",
         ("optimizer.learning_rate=1.0", "seed=1"): "$",
     }.items():
         with pytest.raises(ConfigError, match=rf"move the run aside with --overwrite{end}"):
