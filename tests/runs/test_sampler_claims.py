@@ -104,20 +104,22 @@ def test_a_sampler_of_this_machine_that_hangs_is_replaced_too(tmp_path, monkeypa
         assert list(signs_of_life(tmp_path, but=here)) == [f"{hanging.owner['token']}.json"]
 
 
-def test_a_sampler_whose_work_hangs_gives_no_signs_until_it_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sampler_claims, "_STUCK_S", 0.2)
-
-    def changes():
-        before, end = signs_of_life(tmp_path), time.monotonic() + 0.3
+def test_a_sampler_whose_work_hangs_gives_no_signs_until_it_goes_on(tmp_path, capsys):
+    def changes(seconds=10.0):
+        before, end = signs_of_life(tmp_path), time.monotonic() + seconds
         while time.monotonic() < end and signs_of_life(tmp_path) == before:
             time.sleep(0.01)
         return signs_of_life(tmp_path) != before
 
     with SignOfLife(tmp_path) as sign:
         assert changes()
-        time.sleep(0.4)
-        assert not changes() and not changes()
-        assert capsys.readouterr().out.count("this sampler hangs, it did nothing for") == 1
+        sign._moved -= 2 * sampler_claims._STUCK_S  # as if it had hung for so long
+        said, end = "", time.monotonic() + 10.0
+        while "hangs" not in said and time.monotonic() < end:
+            time.sleep(0.01)
+            said += capsys.readouterr().out
+        assert not changes(0.3) and not changes(0.3)
+        assert (said + capsys.readouterr().out).count("this sampler hangs, it did nothing for") == 1
         sign.moved()
         assert changes()
 
