@@ -577,7 +577,9 @@ def read_results(folder):
     ("begin", "end", "folders"),
     [
         ("## Chains: one generation", "## The quickstart", ["chains"]),
-        ("## One generation, three", "## Stages of 1,024", ["chains"]),
+        ("## One generation, three", "## With 64 prompts", ["chains"]),
+        ("## With 64 prompts", "## Scopes of the veto", ["chains_64"]),
+        ("## Scopes of the veto", "## Stages of 1,024", ["chains"]),
         ("## Stages of 1,024", "## Time to the same", ["chains_long", "chains_long_first"]),
         ("## The quickstart", "## How stale may", QUICKSTARTS),
         ("## How stale may", "## Four objectives", ["quickstart_mu"]),
@@ -717,8 +719,9 @@ def test_the_table_of_the_veto_counts_the_runs_of_the_files():
         for some in (oldest, rest)
     ]
     settings = [
-        (2e-5, ["chains"], ["chains"]),
-        (5e-4, ["quickstart", "quickstart_again"], ["quickstart", "quickstart_again"]),
+        (2e-5, ["chains"], None),
+        (2e-5, ["chains_64"], None),
+        (5e-4, ["quickstart", "quickstart_again"], None),
         (3.5e-4, ["quickstart_slower", "quickstart_slower_again"], None),
         (2.5e-4, ["quickstart_mu"], None),
         (1e-3, ["quickstart_mu"], None),
