@@ -39,6 +39,7 @@ from mugrpo_jax.tasks import (
     task_maker,
 )
 from mugrpo_jax.tasks.own_functions import code_digests
+from mugrpo_jax.tasks.scoring import Score
 
 _SOURCES = ("folder", "train", "test")
 _MANY = 5000  # prompts; checking more shows a progress bar
@@ -234,9 +235,7 @@ def _check_answer(check: Callable[[Problem], object], problem: Problem) -> None:
 
 def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem], *, main: bool) -> str:
     """Try a reward. `main`: it decides the accuracy, and right responses should get most."""
-    allow = "or allow such failures with task.max_failed=1"
-    several = f"none of the first {len(problems)} got more than 0" if len(problems) > 1 else "not more than 0"
-    low = f"; {several}: is that meant?"
+    empty = None
     with reward_scorer(config, name, workers=0 if config.task.scorers == 0 else 1) as scorer:
         for problem in problems:  # worked solutions may have mistakes
             said = problem.turns or (problem.solution or problem.answer,)
@@ -244,33 +243,36 @@ def _call_reward(config: RunConfig, name: str, problems: Sequence[Problem], *, m
             if config.environment.name is not None:
                 whole = conversation_of(problem.prompt, said, config.environment.role)
                 problem = dataclasses.replace(problem, conversation=whole)
-            right = scorer.submit(said[-1], problem).result()
-            if right.status in FAILURES:
-                raise ConfigError(
-                    f"reward {name!r} fails for {problem} with the {what} as the response: {right.status} "
-                    f"({right.detail}); mend it, {allow}"
-                )
-            if right.value > 0:
+            score = scorer.submit(said[-1], problem).result()
+            right = _value(score, f"reward {name!r} fails for {problem} with the {what} as the response")
+            if right > 0:
                 break
-        about = f"reward      {name} gives {right.value:g} for the {what} of {problem}"
-        if config.environment.name is not None:  # what was said before the last turn may decide
-            return about + (low if main and right.value <= 0 else "")
-        empty = scorer.submit("", problem).result()
-    if empty.status in FAILURES:
-        raise ConfigError(
-            f"reward {name!r} fails for {problem} with an empty response: {empty.status} ({empty.detail}); "
-            f"give wrong responses a number too, such as 0.0, {allow}"
-        )
-    remark = ""
-    if not main:
-        pass
-    elif right.value <= 0:
-        remark = low
-    elif empty.value >= right.value:
-        remark = "; is an empty response meant to get as much as a right one?"
-    elif right.value != 1:
-        remark = "; accuracies are then mean rewards, not shares of right answers"
-    return f"{about}, and {empty.value:g} for an empty response{remark}"
+        about = f"reward      {name} gives {right:g} for the {what} of {problem}"
+        if config.environment.name is None:  # else what was said before the last turn may decide
+            score = scorer.submit("", problem).result()
+            remedy = "give wrong responses a number too, such as 0.0"
+            empty = _value(score, f"reward {name!r} fails for {problem} with an empty response", remedy)
+            about += f", and {empty:g} for an empty response"
+    return about + (_remark(right, empty, len(problems)) if main else "")
+
+
+def _value(score: Score, what: str, remedy: str = "mend it") -> float:
+    if score.status in FAILURES:
+        remedy += ", or allow such failures with task.max_failed=1"
+        raise ConfigError(f"{what}: {score.status} ({score.detail}); {remedy}")
+    return score.value
+
+
+def _remark(right: float, empty: float | None, tried: int) -> str:
+    """Return what is odd about the rewards of a right response and an empty one; "" if nothing is."""
+    if right <= 0:
+        few = f"none of the first {tried} got more than 0" if tried > 1 else "not more than 0"
+        return f"; {few}: is that meant?"
+    if empty is not None and empty >= right:
+        return "; is an empty response meant to get as much as a right one?"
+    if empty is not None and right != 1:
+        return "; accuracies are then mean rewards, not shares of right answers"
+    return ""
 
 
 def _local_task(config: RunConfig) -> tuple[Task | None, str]:
