@@ -63,7 +63,7 @@ class Browser:
             self._look(self._receive())
         self.wait(wait)
 
-    def wait(self, expression: str, seconds: float = 30) -> None:
+    def wait(self, expression: str, seconds: float = 120) -> None:
         """Wait until an expression is true in the page."""
         end = time.monotonic() + seconds
         while not self.evaluate(expression):
