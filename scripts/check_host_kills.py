@@ -161,7 +161,7 @@ def one_kill(
         good, came = True, True  # the run was over before the kill
     elif any("did not come within" in texts[i] or "not reached within" in texts[i] for i in others):
         came = False
-        good = all(codes[i] == 2 for i in others) and took < HOST_TIMEOUT_S + 30
+        good = all(codes[i] == GONE for i in others) and took < HOST_TIMEOUT_S + 30
     else:
         came = True
         good = took < WITHIN_S and all(codes[i] == GONE and texts[i].count(line) == 1 for i in others)

@@ -58,8 +58,9 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return its exit status.
 
-    The status is 0 if the command did all its work, `STOPPED` if it was asked to stop before, and 2 after an
-    error that the user can fix, which is printed.
+    The status is 0 if the command did all its work, `STOPPED` if it was asked to stop before, 2 after an
+    error that the user can fix, and `distributed.GONE` if another process of the run is missing. Errors are
+    printed.
     """
     with usable_output(lasting=False):
         arguments = parse(argv)
@@ -75,7 +76,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 2
     _silence_background_threads()
     with ending_at_once():
-        from mugrpo_jax.distributed import Stopped
+        from mugrpo_jax.distributed import GONE, Absent, Stopped
         from mugrpo_jax.distributed.platforms import missing_platform, without_missing_tpu
     without_missing_tpu()
     try:
@@ -96,16 +97,16 @@ def _execute(arguments: argparse.Namespace) -> int:
         if isinstance(error, BrokenPipeError) and arguments.command in SHOWING:
             drop(sys.stdout)  # `mugrpo rollouts ... | head`: the other program has seen enough
             return 0
-        return _refused(str(error))
+        return _refused(str(error), GONE if isinstance(error, Absent) else 2)
     return 0
 
 
-def _refused(why: str) -> int:
-    """Print an error that the user can fix, in one line, and where it was raised if this was asked for."""
+def _refused(why: str, status: int = 2) -> int:
+    """Print an error in one line, and where it was raised if this was asked for; return the exit status."""
     if os.environ.get("MUGRPO_TRACEBACK"):
         traceback.print_exc()
     print(f"mugrpo: {' '.join(why.split())}", file=sys.stderr)
-    return 2
+    return status
 
 
 def program() -> NoReturn:

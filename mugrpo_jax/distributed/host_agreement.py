@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mugrpo_jax.config import ConfigError, differing_keys
+from mugrpo_jax.distributed.absence import Absent
 from mugrpo_jax.distributed.host_link import HostLink
 
 
@@ -58,12 +59,13 @@ def together(name: str) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         failure = error
-    failures = gather(name, None if failure is None else str(failure))
+    failures = gather(name, None if failure is None else [isinstance(failure, Absent), str(failure)])
     if failure is not None:
         raise failure
-    for process, message in enumerate(failures):
-        if message is not None:
-            raise ConfigError(f"process {process}: {message}")
+    for process, found in enumerate(failures):
+        if found is not None:
+            absent, message = found
+            raise (Absent if absent else ConfigError)(f"process {process}: {message}")
 
 
 class Vote:

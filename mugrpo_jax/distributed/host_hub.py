@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.absence import GONE
 from mugrpo_jax.distributed.frames import BEAT_S, NotOurs, frame, receive
 from mugrpo_jax.distributed.launchers import Launch
 from mugrpo_jax.distributed.tunnel import join_service
@@ -116,7 +117,7 @@ class Hub:
                 self._stopping = True
                 self._tell_all(["stop"])
         elif kind == "fail":
-            self._tell_all(["failed", process, rest[0]])
+            self._tell_all(["failed", process, *rest])
 
     def _answer(self, call: int) -> None:
         values = [self._values[call][process] for process in range(self._launch.processes)]
@@ -125,7 +126,7 @@ class Hub:
         for process, (other, _) in enumerate(values):
             if other != name:
                 why = f"the hosts are out of step: process {process} is at {other!r}, process 0 at {name!r}"
-                self._tell_all(["failed", None, why])
+                self._tell_all(["failed", None, why, 2])
                 return
         self._ended |= name == "end"
         self._tell_all(["gathered", call, name, [value for _, value in values]])
@@ -136,7 +137,7 @@ class Hub:
         while not self._all_here.is_set():
             left = self._timeout_s - (time.monotonic() - began)
             if left <= 0:
-                self._tell_all(["refused", self._did_not_come()])
+                self._tell_all(["late", self._did_not_come()])
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_here.wait(), min(pause, left))
@@ -190,7 +191,7 @@ class Hub:
     def _report(self, key: Any, seconds: float, waiting: str) -> None:
         """Print once that the others wait for a process; after the longest wait, end the run."""
         if seconds > LATEST_S:
-            self._tell_all(["failed", None, f"{waiting}; gave up"])
+            self._tell_all(["failed", None, f"{waiting}; gave up", GONE])
         elif key not in self._warned:
             self._warned.add(key)
             print(f"mugrpo: {waiting}; the others wait", file=sys.stderr, flush=True)

@@ -19,12 +19,12 @@ from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.absence import GONE, Absent
 from mugrpo_jax.distributed.frames import BEAT_S, NotOurs, receive, send
 from mugrpo_jax.distributed.host_hub import SAY_AFTER_S, SAY_EVERY_S, Hub, say_waiting
 from mugrpo_jax.distributed.launchers import Launch
 from mugrpo_jax.distributed.tunnel import open_tunnels
 
-GONE = 75  # exit status of a host that ends because another host is gone; EX_TEMPFAIL: try again
 _ADDRESS_S = 5.0  # longest wait for an answer of one address of process 0
 _Result = TypeVar("_Result")
 _ending = threading.Lock()
@@ -94,12 +94,12 @@ class HostLink:
         port = self._hub.jax_port if self._hub is not None else self._run(open_tunnels(self._open))
         return f"127.0.0.1:{port}"
 
-    def fail(self, message: str) -> NoReturn:
-        """Tell the other hosts why this host ends, and end it."""
+    def fail(self, message: str, status: int = 2) -> NoReturn:
+        """Tell the other hosts why this host ends, and end it; all end with this status."""
         with contextlib.suppress(OSError):
-            self._run(self._send(["fail", message]))
+            self._run(self._send(["fail", message, status]))
             self._failed.wait(3 * BEAT_S)  # the hub has told all others
-        end_process(2, message)
+        end_process(status, message)
 
     def close(self) -> None:
         """Wait until all hosts have ended their work; afterwards nobody minds a closed connection."""
@@ -132,7 +132,7 @@ class HostLink:
             except OSError as error:
                 now = time.monotonic()
                 if now > began + self._timeout_s:
-                    raise ConfigError(self._unreached(error)) from None
+                    raise Absent(self._unreached(error)) from None
                 if now > next_line:
                     next_line = now + SAY_EVERY_S
                     say_waiting(f"process 0 at {self._where()}", now - began, self._timeout_s)
@@ -141,13 +141,13 @@ class HostLink:
             # The hub waits for the others until its own time limit, and says who is missing.
             kind, *rest = await asyncio.wait_for(receive(self._reader), self._timeout_s + 30)
         except TimeoutError:
-            raise ConfigError(f"process 0 at {self._where()} is silent; start all processes again") from None
+            raise Absent(f"process 0 at {self._where()} is silent; start all processes again") from None
         except (OSError, EOFError):
             end_process(GONE, self._gone(0, "its connection is closed"))
         except NotOurs:
             raise ConfigError(f"{self._where()} answers, but is no process of this program") from None
-        if kind == "refused":
-            raise ConfigError(rest[0])
+        if kind in ("refused", "late"):
+            raise (Absent if kind == "late" else ConfigError)(rest[0])
         self._heard = time.monotonic()
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._beat())]  # kept alive
 
@@ -203,11 +203,11 @@ class HostLink:
         elif kind == "gone":
             await self._end(GONE, self._gone(*rest))
         elif kind == "failed":
-            process, message = rest
+            process, message, status = rest
             if process == self.launch.process:
                 self._failed.set()
             else:
-                await self._end(2, message if process is None else f"process {process}: {message}")
+                await self._end(status, message if process is None else f"process {process}: {message}")
 
     async def _beat(self) -> None:
         """Send a sign of life and a stop request; end this process if process 0 sends none."""

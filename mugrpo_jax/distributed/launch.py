@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import jax
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed.absence import GONE, Absent
 from mugrpo_jax.distributed.host_link import HostLink, end_process
 from mugrpo_jax.distributed.launchers import Launch, find_launch
 from mugrpo_jax.distributed.local_devices import choose_devices, view_devices
@@ -62,7 +63,7 @@ def hosts(
         link.gather("done", None)
         jax.distributed.shutdown()
     except (ValueError, OSError) as error:
-        link.fail(" ".join(str(error).split()))
+        link.fail(" ".join(str(error).split()), GONE if isinstance(error, Absent) else 2)
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError):
             time.sleep(_MERCY_S)  # if a host is gone, the link ends this process meanwhile
@@ -79,7 +80,7 @@ def _initialize_jax(link: HostLink, timeout_s: float) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # `StopRequest` handles SIGTERM
     # At its own timeout JAX ends the process with a stack trace; ours is shorter and prints one line.
     late = threading.Timer(
-        timeout_s, end_process, [2, f"JAX did not connect the processes within {timeout_s:g} s"]
+        timeout_s, end_process, [GONE, f"JAX did not connect the processes within {timeout_s:g} s"]
     )
     late.daemon = True
     late.start()

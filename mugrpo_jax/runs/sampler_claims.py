@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed import Absent
 from mugrpo_jax.files import create, make_folder, plain_errors, publish, remove_folder
 from mugrpo_jax.runs import owned_files, progress
 from mugrpo_jax.runs.stop import Stopped
 from mugrpo_jax.runs.time_left import duration
-from mugrpo_jax.runs.waiting import WaitedInVain
 
 _BEAT_S = 5.0  # seconds between two signs of life
 _DEAD_S = 60.0  # seconds without a sign of life after which a sampler is dead
@@ -66,7 +66,7 @@ class SignOfLife:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         self._thread.join()
-        if isinstance(error, Exception) and not isinstance(error, (Stopped, WaitedInVain)):
+        if isinstance(error, Exception) and not isinstance(error, (Absent, Stopped)):
             with contextlib.suppress(OSError), plain_errors():
                 self._leave(error)
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed import Absent
 from mugrpo_jax.runs import progress
 from mugrpo_jax.runs.time_left import duration
 
@@ -13,10 +13,6 @@ LONGEST_STAGE_S = 3 * 24 * 3600.0  # a trainer that needs more for a stage hangs
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
-
-
-class WaitedInVain(ConfigError):
-    """The other side of a run did not come, or hangs."""
 
 
 class Waiting:
@@ -55,12 +51,12 @@ class Waiting:
             self._sign, self._alive = sign, now
         silent = now - self._alive
         if silent > self._limit_s:
-            raise WaitedInVain(
+            raise Absent(
                 f"waited {duration(self.seconds)} for {what}, the last {duration(silent)} of them without a "
                 f"sign of life (--wait-limit {self._limit_s:g}); {remedy()}"
             )
         if self.seconds > self._longest_s:
-            raise WaitedInVain(
+            raise Absent(
                 f"waited {duration(self.seconds)} for {what}; the other side gives signs of life, but seems "
                 f"to hang; stop it, and {remedy()}"
             )

@@ -258,7 +258,7 @@ def test_a_host_alone_gives_up_in_words(place):
     hosts = by_flags(2)[:1]
     hosts[0].flags[-1] = "3"  # seconds of --host-timeout
     codes, shown, _ = launch(place / "waiting", hosts)
-    assert codes == [2]
+    assert codes == [distributed.GONE]
     assert "process 1 of 2 did not come within 3 s; start all of them" in shown[0]
 
 

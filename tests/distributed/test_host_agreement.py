@@ -17,13 +17,14 @@ def test_one_process_agrees_with_itself():
         raise OSError("no disk")
 
 
-def test_a_user_error_of_another_host_is_raised_here(monkeypatch):
-    monkeypatch.setattr(agree, "gather", lambda name, value: [value, "data.jsonl: no such file"])
-    with (
-        pytest.raises(ConfigError, match=r"process 1: data\.jsonl: no such file"),
-        distributed.together("load"),
-    ):
+@pytest.mark.parametrize("kind", [ConfigError, distributed.Absent])
+def test_a_user_error_of_another_host_is_raised_here(monkeypatch, kind):
+    raised = [kind is distributed.Absent, "data.jsonl: no such file"]
+    monkeypatch.setattr(agree, "gather", lambda name, value: [value, raised])
+    found = r"process 1: data\.jsonl: no such file"
+    with pytest.raises(ConfigError, match=found) as error, distributed.together("load"):
         pass
+    assert type(error.value) is kind
 
 
 def test_differing_keys_are_named_with_their_process(monkeypatch):

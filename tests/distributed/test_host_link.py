@@ -13,7 +13,8 @@ import pytest
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
 from mugrpo_jax.distributed import host_hub, host_link
-from mugrpo_jax.distributed.host_link import GONE, HostLink
+from mugrpo_jax.distributed.absence import GONE
+from mugrpo_jax.distributed.host_link import HostLink
 from mugrpo_jax.distributed.launchers import Launch
 
 opened = []
@@ -49,7 +50,7 @@ def free_port():
 
 
 def connect(count, timeout_s=20.0, port=None, only=None):
-    """Connect the processes of a run, or `only` some; return their links, or the errors."""
+    """Connect the processes of a run, or `only` some; return their links, or the errors as text."""
     port = port or free_port()
     places = [Launch("test", "localhost", port, count, i) for i in (only or range(count))]
 
@@ -59,7 +60,7 @@ def connect(count, timeout_s=20.0, port=None, only=None):
             opened.append(link)
             return link
         except ConfigError as error:
-            return str(error)
+            return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(len(places)) as pool:
         return list(pool.map(one, places))
@@ -123,15 +124,14 @@ def test_a_silent_process_ends_all_others(ends):
         assert "another host is gone: process 2, no sign of life for 2 s" in message
 
 
-def test_an_error_is_told_to_all(ends):
+@pytest.mark.parametrize("status", [2, GONE])
+def test_an_error_is_told_to_all(ends, status):
     links = connect(3)
     with pytest.raises(asyncio.CancelledError):
-        links[1].fail("data.jsonl: no such file")
+        links[1].fail("data.jsonl: no such file", status)
     wait_for(lambda: len(ends) == 3)
-    assert (
-        sorted(ends.values())
-        == [(2, "data.jsonl: no such file")] + [(2, "process 1: data.jsonl: no such file")] * 2
-    )
+    told = (status, "process 1: data.jsonl: no such file")
+    assert sorted(ends.values()) == [(status, "data.jsonl: no such file"), told, told]
 
 
 def test_processes_that_do_not_come_are_named(monkeypatch, capsys):
@@ -139,7 +139,8 @@ def test_processes_that_do_not_come_are_named(monkeypatch, capsys):
     (first, third) = connect(4, timeout_s=0.5, only=[0, 2])
     assert first == third
     assert first == (
-        "processes 1, 3 of 4 did not come within 0.5 s; start all of them, or wait longer with --host-timeout"
+        "Absent: processes 1, 3 of 4 did not come within 0.5 s; start all of them, or wait longer with "
+        "--host-timeout"
     )
     (line,) = capsys.readouterr().err.splitlines()  # process 2 may still be on its way
     found = r"hosts: waiting for processes 1,( 2,)? 3 of 4 \(0 s, at most 0\.5 s, see --host-timeout\)"
@@ -151,8 +152,8 @@ def test_a_dead_coordinator_is_named(monkeypatch, capsys):
     port = free_port()
     (message,) = connect(2, timeout_s=0.3, port=port, only=[1])
     assert message == (
-        f"test: process 0 at localhost:{port} not reached within 0.3 s (Connection refused); start it, and "
-        "check its name, its port and the firewall"
+        f"Absent: test: process 0 at localhost:{port} not reached within 0.3 s (Connection refused); "
+        "start it, and check its name, its port and the firewall"
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hosts: waiting for process 0 at localhost:{port} (0 s, at most 0.3 s")
@@ -167,12 +168,13 @@ def test_wrong_numbers_are_refused_and_strangers_ignored():
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(100) == b""
         (message,) = connect(3, port=port, only=[2])
-        assert "this is one of 3 processes, but process 0 was started as one of 2" in message
+        found = "ConfigError: this is one of 3 processes, but process 0 was started as one of 2"
+        assert message.startswith(found)
         (message,) = connect(2, port=port, only=[0])
         assert f"port {port} cannot be opened here (Address already in use)" in message
         (second,) = connect(2, port=port, only=[1])
         (message,) = connect(2, port=port, only=[1])
-        assert message == "there is already a process 1; give each process its own number"
+        assert message == "ConfigError: there is already a process 1; give each process its own number"
         links = [*first.result(), second]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(HostLink.close, links))
@@ -214,7 +216,7 @@ def test_a_slow_process_is_named_and_at_last_ends_the_run(ends, monkeypatch, cap
     wait_for(lambda: len(ends) == 2)
     assert "mugrpo: process 1 has not reached 'load' for " in capfd.readouterr().err
     for status, message in ends.values():
-        assert status == 2
+        assert status == GONE
         assert message.startswith("process 1 has not reached 'load' for ") and message.endswith("; gave up")
 
 

@@ -112,9 +112,9 @@ class Browser:
         os.close(self._out)
         os.close(self._in)
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
 
-    def _receive(self, seconds: float = 60):
+    def _receive(self, seconds: float = 120):
         while b"\0" not in self._buffer:
             if not select.select([self._in], [], [], seconds)[0]:
                 raise TimeoutError(f"the browser said nothing for {seconds} s")

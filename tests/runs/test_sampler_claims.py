@@ -9,6 +9,7 @@ import pytest
 
 from mugrpo_jax import files
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed import Absent
 from mugrpo_jax.runs import owned_files, sampler_claims, waiting
 from mugrpo_jax.runs.sampler_claims import (
     Claims,
@@ -19,7 +20,7 @@ from mugrpo_jax.runs.sampler_claims import (
     signs_of_life,
 )
 from mugrpo_jax.runs.stop import Stopped
-from mugrpo_jax.runs.waiting import WaitedInVain, Waiting
+from mugrpo_jax.runs.waiting import Waiting
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +153,8 @@ def test_the_error_of_a_sampler_stays_until_a_sampler_starts(folder):
         assert last_error(folder) is None
         raise Stopped("on request")
     assert last_error(folder) is None
-    with pytest.raises(WaitedInVain), SignOfLife(folder):
-        raise WaitedInVain("start the trainer")  # the trainer is there when it reads this
+    with pytest.raises(Absent), SignOfLife(folder):
+        raise Absent("start the trainer")  # the trainer is there when it reads this
     assert last_error(folder) is None
     with pytest.raises(RuntimeError), SignOfLife(folder):
         raise RuntimeError("out of memory " * 1000)
