@@ -7,8 +7,8 @@ A round: a run of 4 processes with 2 devices each loses a random process to SIGK
 lose one. Then 1 process with 8 devices ends the run. The end must be that of a run without kills.
 
 After each kill, every other process must end within seconds, with status 75 and one line of ours. A process
-that is killed before all have found each other never came: the others say so at their time limit, with
-status 2.
+that is killed before all have found each other never came: the others say so at their time limit, also
+with status 75.
 
 `--loops N` does N kills first on processes that only exchange arrays, which is quick.
 

@@ -6,7 +6,7 @@ GONE = 75  # EX_TEMPFAIL: try again
 
 
 class Absent(ConfigError):
-    """Another process of the run did not come or is silent; later the same command may work.
+    """Another process of the run did not come, is silent or hangs; later the same command may work.
 
     The command ends with the status `GONE`.
     """

@@ -94,7 +94,7 @@ class HostLink:
         port = self._hub.jax_port if self._hub is not None else self._run(open_tunnels(self._open))
         return f"127.0.0.1:{port}"
 
-    def fail(self, message: str, status: int = 2) -> NoReturn:
+    def fail(self, message: str, status: int) -> NoReturn:
         """Tell the other hosts why this host ends, and end it; all end with this status."""
         with contextlib.suppress(OSError):
             self._run(self._send(["fail", message, status]))

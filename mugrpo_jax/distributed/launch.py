@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 import time
 import traceback
@@ -64,11 +65,13 @@ def hosts(
         jax.distributed.shutdown()
     except (ValueError, OSError) as error:
         link.fail(" ".join(str(error).split()), GONE if isinstance(error, Absent) else 2)
+    except KeyboardInterrupt:
+        link.fail("interrupted; the same command on all hosts continues", 128 + signal.SIGINT)
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError):
             time.sleep(_MERCY_S)  # if a host is gone, the link ends this process meanwhile
         traceback.print_exc()
-        link.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        link.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", 1)
     link.close()
     if stopped is not None:
         raise stopped

@@ -18,7 +18,7 @@ def test_one_process_agrees_with_itself():
 
 
 @pytest.mark.parametrize("kind", [ConfigError, distributed.Absent])
-def test_a_user_error_of_another_host_is_raised_here(monkeypatch, kind):
+def test_an_error_of_another_host_is_raised_here_with_its_kind(monkeypatch, kind):
     raised = [kind is distributed.Absent, "data.jsonl: no such file"]
     monkeypatch.setattr(agree, "gather", lambda name, value: [value, raised])
     found = r"process 1: data\.jsonl: no such file"

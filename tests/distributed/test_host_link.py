@@ -12,7 +12,7 @@ import pytest
 
 from mugrpo_jax import distributed
 from mugrpo_jax.config import ConfigError
-from mugrpo_jax.distributed import host_hub, host_link
+from mugrpo_jax.distributed import host_hub, host_link, launch
 from mugrpo_jax.distributed.absence import GONE
 from mugrpo_jax.distributed.host_link import HostLink
 from mugrpo_jax.distributed.launchers import Launch
@@ -132,6 +132,33 @@ def test_an_error_is_told_to_all(ends, status):
     wait_for(lambda: len(ends) == 3)
     told = (status, "process 1: data.jsonl: no such file")
     assert sorted(ends.values()) == [(status, "data.jsonl: no such file"), told, told]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ConfigError("seed: too large"), 2, "seed: too large"),
+        (OSError("no disk"), 2, "no disk"),
+        (distributed.Absent("no sampler"), GONE, "no sampler"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command on all hosts continues"),
+        (ZeroDivisionError("a\nb"), 1, "ZeroDivisionError: a b"),
+    ],
+)
+def test_an_error_ends_all_hosts_with_the_status_of_its_kind(monkeypatch, capsys, error, status, message):
+    class Link:
+        def __init__(self, place, timeout_s):
+            self.launch = place
+
+        def fail(self, message, status):
+            raise SystemExit((status, message))
+
+    monkeypatch.setattr(launch, "HostLink", Link)
+    for done in ("_initialize_jax", "_announce"):
+        monkeypatch.setattr(launch, done, lambda *_: None)
+    with pytest.raises(SystemExit) as ended, distributed.hosts("localhost:8476", 2, 0):
+        raise error
+    assert ended.value.code == (status, message)
+    assert ("Traceback" in capsys.readouterr().err) == (status == 1)
 
 
 def test_processes_that_do_not_come_are_named(monkeypatch, capsys):

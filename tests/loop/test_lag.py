@@ -19,6 +19,7 @@ from tiny_run import TINY_RUN
 from mugrpo_jax import config as configs
 from mugrpo_jax import report, rollouts, training
 from mugrpo_jax.config import ConfigError
+from mugrpo_jax.distributed import Absent
 from mugrpo_jax.loop import sampler_process
 from mugrpo_jax.loop.resume import resume
 from mugrpo_jax.loop.run_context import open_run
@@ -349,9 +350,7 @@ def test_what_does_not_fit_together_is_refused_in_one_line(place, whole, apart):
         ConfigError, match=r"no policy is published; start the trainer with .* --rollouts wait"
     ):
         sample(place / "nothing", watch=False)
-    with pytest.raises(
-        ConfigError, match=r"to publish a policy in .*without a sign of life.*start the trainer"
-    ):
+    with pytest.raises(Absent, match=r"to publish a policy in .*without a sign of life.*start the trainer"):
         sample(place / "nothing", wait_limit_s=0.1)
 
 
@@ -436,7 +435,7 @@ def test_a_waiting_trainer_says_why_no_sampler_is_alive(place, whole, monkeypatc
     sign.write_bytes(owned_files.text_of(owned_files.this_process() | {"machine": "far"}))
     monkeypatch.setattr("mugrpo_jax.runs.sampler_claims._DEAD_S", 0.1)
     with pytest.raises(
-        ConfigError, match=r"\(0 of 2 shards; 0 samplers, the last sign of life was seen \d s ago\)"
+        Absent, match=r"\(0 of 2 shards; 0 samplers, the last sign of life was seen \d s ago\)"
     ):
         train(config, folder, wait_limit_s=0.5)
     sign.unlink()
@@ -448,7 +447,7 @@ def test_a_waiting_trainer_says_why_no_sampler_is_alive(place, whole, monkeypatc
         patch.setattr(RolloutFolder, "write_shard", full)
         sample(folder)
     with pytest.raises(
-        ConfigError, match=r"shards; 0 samplers; process \d+ on \S+ ended: .*No space left on device\)"
+        Absent, match=r"shards; 0 samplers; process \d+ on \S+ ended: .*No space left on device\)"
     ):
         train(config, folder, wait_limit_s=0.1)
 
