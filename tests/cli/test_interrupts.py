@@ -49,7 +49,7 @@ def test_other_errors_that_cannot_be_raised_are_still_told(ctrl_c, monkeypatch):
     assert told == [ZeroDivisionError]
 
 
-def test_ctrl_c_while_packages_load_ends_the_process_with_one_line():
+def test_ctrl_c_while_packages_load_ends_the_process_with_one_line(ctrl_c):
     program = """if True:
         import signal
         from mugrpo_jax.cli.interrupts import ending_at_once

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 QWEN_7B = KNOWN_SHAPES["Qwen/Qwen2.5-Math-7B"]
 
 
-@pytest.fixture(scope="module", params=["v5e:4x4", "v5p:2x2x2"])
+@pytest.fixture(scope="module", params=["v5e:4x4", pytest.param("v5p:2x2x2", marks=pytest.mark.slow)])
 def mesh(request):
     from jax.experimental import topologies
 
