@@ -453,7 +453,7 @@ def test_kl_entropy_and_proximal_policy_have_the_gradient_of_a_plain_loop(
 def test_a_replay_of_the_first_stage_needs_only_the_weights_after_the_warm_start(place):
     small = ["evaluation.problems=0", "report.samples=0", "batch.stages=1", "batch.updates_per_stage=2"]
     small += ["warm_start={updates: 2, rows_per_update: 4, learning_rate: 1.0e-2}", "checkpoints.keep_last=1"]
-    small += ["track_drift=true"]
+    small += ["track_drift=true", "objective.name=decoupled_ppo", "proximal_every=2"]  # more state
     warm, again = place / "warm", place / "again"
     stages.train(configs.load(place / "run.yaml", small), warm)
     assert [path.name for path in (warm / "checkpoints").iterdir() if path.is_dir()] == ["000002"]

@@ -736,6 +736,15 @@ def test_the_table_of_the_veto_counts_the_runs_of_the_files():
     chains, tiny = wanted[:2] + paired, wanted[2:]
     assert [line.strip("| ").split(" | ")[1:] for line in table] == chains + tiny
 
+    one_generation = [[part.split(" of ") for part in row] for row in chains[:3]]
+    ours, theirs = (sum(int(row[i][0]) for row in one_generation) for i in (0, 1))
+    runs = sum(int(row[0][1]) for row in one_generation)
+    assert f"fewer runs collapse with it, {ours} of {runs} against {theirs} of {runs}," in text
+    (line,) = (row for row in (ROOT / "README.md").read_text().splitlines() if "| the veto prevents" in row)
+    assert f"on chains at 2e-5 with one generation {ours} and {theirs} of {runs};" in line
+    younger = [part.split(" of ") for part in chains[3]]
+    assert f"or 1e-5 {younger[0][0]} and {younger[1][0]} of {younger[0][1]} |" in line
+
 
 def predicted_right(folder):
     """For each rule, how many runs without the veto it predicts right; from the last table about this."""
